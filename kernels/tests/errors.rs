@@ -76,49 +76,42 @@ fn view(client: &Client, shape: [usize; 2], strides: [usize; 2]) -> MatrixView {
     MatrixView { handle: upload_f32(client, &[0.0; 12]), shape, strides, dtype: F32 }
 }
 
-#[rstest]
-#[case([0, 4])]
-#[case([4, 0])]
-#[case([0, 0])]
-fn empty_matrices(#[case] shape: [usize; 2]) {
-    let Some(client) = client() else { return };
-    let [rows, cols] = shape;
-    assert_eq!(error(&client, &view(&client, shape, [4, 1])), KernelError::EmptyMatrix { rows, cols });
-}
-
 #[test]
-fn views_beyond_their_memory() {
+fn views_that_do_not_fit() {
     let Some(client) = client() else { return };
-    let out_of_bounds =
-        |what: &str, needed, available| KernelError::OutOfBounds { what: what.into(), needed, available };
     assert!(amax(&client, &view(&client, [3, 4], [4, 1])).is_ok());
-    assert_eq!(error(&client, &view(&client, [3, 4], [5, 1])), out_of_bounds("elements of a view [3, 4]", 56, 48));
-    assert_eq!(error(&client, &view(&client, [13, 1], [1, 1])), out_of_bounds("elements of a view [13, 1]", 52, 48));
-    let mut sliced = view(&client, [2, 4], [4, 1]);
-    sliced.handle = sliced.handle.offset_start(32);
-    assert_eq!(error(&client, &sliced), out_of_bounds("elements of a view [2, 4]", 32, 16));
-}
-
-#[test]
-fn handles_in_the_middle_of_an_element() {
-    let Some(client) = client() else { return };
-    let mut sliced = view(&client, [1, 4], [4, 1]);
-    sliced.handle = sliced.handle.offset_start(6);
-    assert_eq!(error(&client, &sliced), KernelError::Misaligned { offset: 6, size: 4 });
-}
-
-#[rstest]
-#[case([1 << 17, 1 << 17], [0, 1])]
-#[case([2, 2], [usize::MAX, 1])]
-#[case([usize::MAX, usize::MAX], [usize::MAX, usize::MAX])]
-#[case([2, 1], [1 << 33, 1])]
-fn more_than_32_bits_of_index(#[case] shape: [usize; 2], #[case] strides: [usize; 2]) {
-    let Some(client) = client() else { return };
-    let error = error(&client, &view(&client, shape, strides));
-    let [rows, cols] = shape;
-    assert!(
-        matches!(error, KernelError::TooLarge { rows: r, cols: c, strides: s, .. } if (r, c, s) == (rows, cols, strides))
-    );
+    let empty = |rows, cols| KernelError::EmptyMatrix { rows, cols };
+    let beyond = |shape: [usize; 2], needed, available| {
+        let what = format!("elements of a view {shape:?}");
+        KernelError::OutOfBounds { what, needed, available }
+    };
+    for (shape, strides, offset, want) in [
+        ([0, 4], [4, 1], 0, empty(0, 4)),
+        ([4, 0], [4, 1], 0, empty(4, 0)),
+        ([0, 0], [4, 1], 0, empty(0, 0)),
+        ([3, 4], [5, 1], 0, beyond([3, 4], 56, 48)),
+        ([13, 1], [1, 1], 0, beyond([13, 1], 52, 48)),
+        ([2, 4], [4, 1], 32, beyond([2, 4], 32, 16)),
+        // In the middle of an element.
+        ([1, 4], [4, 1], 6, KernelError::Misaligned { offset: 6, size: 4 }),
+    ] {
+        let mut view = view(&client, shape, strides);
+        if offset > 0 {
+            view.handle = view.handle.offset_start(offset);
+        }
+        assert_eq!(error(&client, &view), want);
+    }
+    // More than 32 bits of index.
+    for (shape @ [rows, cols], strides) in [
+        ([1 << 17, 1 << 17], [0, 1]),
+        ([2, 2], [usize::MAX, 1]),
+        ([usize::MAX, usize::MAX], [usize::MAX, usize::MAX]),
+        ([2, 1], [1 << 33, 1]),
+    ] {
+        let error = error(&client, &view(&client, shape, strides));
+        let KernelError::TooLarge { rows: r, cols: c, strides: s, .. } = error else { panic!("{error}") };
+        assert_eq!((r, c, s), (rows, cols, strides));
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Tests without comparisons of kernels: the scalar reference against independent definitions,
-//! scales against formulas, and errors. The crate `checks` compares kernels with the reference.
+//! scales against formulas, and errors. `tests/kernels` compares kernels with the reference.
 
 mod common;
 mod errors;

@@ -25,7 +25,12 @@ fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8>, Vec<f32>
     let [height, width] = group(cast.granularity, shape);
     let [scale_rows, scale_cols] = [rows.div_ceil(height), k.div_ceil(width)];
     assert_eq!(cast.granularity.scale_dims(rows, k), [scale_rows, scale_cols]);
-    let group_of = |r: usize, c: usize| r / height * scale_cols + c / width;
+    // A square of 32 rows has one scale, which each row of the layout repeats.
+    let shared = match cast.scale_mode {
+        ScaleMode::E8m0Square(_) => 32,
+        _ => 1,
+    };
+    let group_of = |r: usize, c: usize| r / height / shared * shared * scale_cols + c / width;
     let elements = || (0..rows).flat_map(|r| (0..k).map(move |c| (r, c)));
     let mut amax = vec![0f32; scale_rows * scale_cols];
     for (r, c) in elements() {
@@ -41,7 +46,10 @@ fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8>, Vec<f32>
             ScaleMode::E8m0(mode) | ScaleMode::E8m0Square(mode) => e8m0_scale(amax, cast.format, mode),
         }
     };
-    let scales: Vec<f32> = amax.into_iter().map(scale).collect();
+    let scales: Vec<f32> = (0..scale_rows)
+        .flat_map(|r| (0..scale_cols).map(move |c| r / shared * shared * scale_cols + c))
+        .map(|group| scale(amax[group]))
+        .collect();
     let nearest = Nearest::new(cast.format);
     let code = |(r, c): (usize, usize)| {
         let (x, scale) = (x[r * k + c], scales[group_of(r, c)]);
@@ -68,10 +76,15 @@ fn check(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) {
     }
 }
 
+fn squares() -> impl Iterator<Item = Cast> {
+    let modes = ScaleCalculationMode::ALL.map(|mode| (Granularity::Block1x32, ScaleMode::E8m0Square(mode)));
+    modes.into_iter().map(|(granularity, scale_mode)| Cast { format: Format::E4m3, granularity, scale_mode })
+}
+
 #[test]
 fn every_cast_is_the_definition() {
     for shape in [[1, 1], [1, 300], [300, 1], [3, 5], [128, 128], [129, 127], [200, 260]] {
-        for (seed, cast) in casts().enumerate() {
+        for (seed, cast) in casts().chain(squares()).enumerate() {
             let len = shape[0] * shape[1];
             check(&Random::new(50 + seed as u64).values(len), shape, cast);
             check(&Random::new(90 + seed as u64).spiced(len, 400), shape, cast);

@@ -1,0 +1,182 @@
+//! Guarantees of the decorator: one cast where one is enough, short-lived copies, and tags that
+//! survive training.
+use std::sync::Arc;
+
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Module};
+use burn::nn::{Linear, LinearConfig, LinearLayout};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig};
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::Tensor;
+use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, Report, StatisticsConfig, report, report::LayerReport};
+
+use crate::support::model::{D, Model};
+use crate::support::normal;
+use crate::support::operand::{tensor, values};
+use crate::support::runtime::Flex;
+
+type B = Float8<Autodiff<Flex>>;
+
+fn input(seed: u64) -> Tensor<B, 3> {
+    tensor(normal(2 * 4 * D, seed), [2, 4, D])
+}
+
+fn applied(blocks: usize) -> Model<B> {
+    applied_by(Recipe::Tensorwise, blocks)
+}
+
+fn applied_by(recipe: Recipe, blocks: usize) -> Model<B> {
+    Float8Config::new(recipe).apply(Model::<B>::new(blocks)).unwrap().0
+}
+
+/// Casts of `[x, w, dy]`, summed over layers.
+fn casts(report: &Report) -> [u64; 3] {
+    report.layers.iter().fold([0; 3], |sum, l| [0, 1, 2].map(|i| sum[i] + l.casts[i]))
+}
+
+fn live(report: &Report) -> u64 {
+    report.layers.iter().map(|l| l.live_copies).sum()
+}
+
+fn layer<'a>(report: &'a Report, name: &str) -> &'a LayerReport {
+    report.layers.iter().find(|l| l.name == name).unwrap_or_else(|| panic!("no layer {name}"))
+}
+
+/// One cast gives both orientations, whether they share scales or, as in MX, each have their own.
+#[test]
+fn operands_are_cast_once() {
+    [Recipe::Tensorwise, Recipe::Mxfp8].into_iter().for_each(cast_once);
+}
+
+fn cast_once(recipe: Recipe) {
+    let mut model = applied_by(recipe, 2);
+    let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
+    let mut seen = [0; 3];
+    for _ in 0..2 {
+        let mut accumulator = GradientsAccumulator::new();
+        for micro_batch in 0..3 {
+            // Forward: each block reads four tensors (x for q, k, v; o's input; x for gate, up;
+            // down's input), and the head reads one. Each of the 15 linears casts its weight once,
+            // in the step's first micro-batch.
+            let y = model.forward(input(micro_batch).require_grad());
+            let forward = casts(&report(&model));
+            let weights = if micro_batch == 0 { 15 } else { 0 };
+            assert_eq!([0, 1, 2].map(|i| forward[i] - seen[i]), [9, weights, 0], "{recipe}");
+            // Backward: each of the 15 output gradients in one pass.
+            let grads = y.powf_scalar(2.0).mean().backward();
+            accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
+            let backward = casts(&report(&model));
+            assert_eq!([0, 1, 2].map(|i| backward[i] - forward[i]), [0, 0, 15], "{recipe}");
+            seen = backward;
+        }
+        model = optimizer.step(1e-3, model, accumulator.grads());
+    }
+    let report = report(&model);
+    for name in ["blocks.0.q", "blocks.1.down", "head"] {
+        let l = layer(&report, name);
+        assert_eq!([l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated], [6; 3], "{recipe} {name}");
+        assert_eq!(l.totals().high_precision, 0, "{recipe} {name}");
+    }
+}
+
+#[test]
+fn copies_live_no_longer_than_needed() {
+    // Each weight has one copy for fprop and one for dgrad. Each x has its transpose, shared by all
+    // linears that read it. The last two x also keep their other copy.
+    let (weights, inputs) = (|blocks: u64| 7 * blocks + 1, |blocks: u64| 4 * blocks + 1);
+    for blocks in [1, 4] {
+        let model = applied(blocks as usize);
+        let x = input(1).require_grad();
+        let y = model.forward(x.clone());
+        assert_eq!(live(&report(&model)), 2 * weights(blocks) + inputs(blocks) + 2, "{blocks} blocks, after forward");
+        let grads = y.powf_scalar(2.0).mean().backward();
+        assert_eq!(live(&report(&model)), 2 * weights(blocks), "{blocks} blocks, after backward");
+        let grads = GradientsParams::from_grads(grads, &model);
+        let model = SgdConfig::new().init::<B, Model<B>>().step(0.1, model, grads);
+        assert_eq!(live(&report(&model)), 0, "{blocks} blocks, after the step");
+        drop(x);
+    }
+}
+
+/// The first linear casts x for all. One in high precision does not separate those around it.
+#[test]
+fn q_k_and_v_share_one_cast_of_x() {
+    for filter in ["head", "blocks.0.k"] {
+        let model = Float8Config::tensorwise().with_filter_fqns([filter]).apply(Model::<B>::new(1)).unwrap().0;
+        model.forward(input(1));
+        let report = report(&model);
+        let casts = ["q", "k", "v", "gate", "up"].map(|n| layer(&report, &format!("blocks.0.{n}")).casts[0]);
+        assert_eq!(casts, [1, 0, 0, 1, 0], "without {filter}");
+    }
+}
+
+/// Histories, samples and the last amaxes refer to their layer, but it is freed with its model.
+#[test]
+fn layers_are_freed_with_their_model() {
+    for recipe in Recipe::ALL {
+        let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
+        let model = config.apply(Model::<B>::new(1)).unwrap().0;
+        let grads = model.forward(input(1)).powf_scalar(2.0).mean().backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
+        let model = optimizer.step(1e-3, model, grads);
+        // Without autodiff, whose graph outlives its tensors.
+        model.valid().forward(input(2).inner());
+        let weight = model.blocks[0].q.weight.val().into_primitive().tensor();
+        let layer = Arc::downgrade(&B::layer(&weight).expect("converted"));
+        drop((model, optimizer, weight));
+        // The thread keeps its last two activations until its next linears.
+        applied(1).valid().forward(input(3).inner());
+        assert!(layer.upgrade().is_none(), "{recipe}");
+    }
+}
+
+/// A residual sum passes one dy to two layers. Each must still find its own weight gradient.
+#[test]
+fn layers_that_share_an_output_gradient_are_told_apart() {
+    let device = Default::default();
+    let linear = || LinearConfig::new(D, D).with_bias(false).init::<B>(&device);
+    let apply = |l: Linear<B>| Float8Config::tensorwise().apply(l).unwrap().0;
+    let (a, b) = (apply(linear()), apply(linear()));
+    let calls = |l: &Linear<B>| {
+        let l = report(l).layers.remove(0);
+        [l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated]
+    };
+    for (step, tracked) in [true, false].into_iter().enumerate() {
+        let [h, raw] = [1, 2].map(|seed| tensor::<B, 2>(normal(4 * D, seed), [4, D]));
+        let raw = if tracked { raw.require_grad() } else { raw };
+        let y = b.forward(raw) + a.forward(h.require_grad());
+        y.sum().backward();
+        let steps = step as u64 + 1;
+        assert_eq!(calls(&a), [steps; 3], "tracked {tracked}");
+        assert_eq!(calls(&b), [steps, 1, steps], "tracked {tracked}: dgrad only where raw needs it");
+    }
+}
+
+#[test]
+fn tags_survive_module_operations() {
+    let model = applied(1);
+    let tagged = |model: &Model<B>| {
+        let layers = report(model).layers;
+        layers.iter().filter(|l| l.name != burn_float8::report::UNTAGGED_NAME).count()
+    };
+    for model in [model.clone(), model.clone().fork(&Default::default()), model.clone().no_grad()] {
+        assert_eq!(tagged(&model), 8);
+    }
+    assert_eq!(report::<Float8<Flex>, _>(&model.valid()).layers.len(), report(&model).layers.len());
+}
+
+/// `LinearLayout::Col` has its own load mapper, which the tag must not replace.
+#[test]
+fn records_of_column_major_linears_still_load() {
+    let device = Default::default();
+    let new = || LinearConfig::new(8, 4).with_layout(LinearLayout::Col).init::<B>(&device);
+    let linear = Float8Config::tensorwise().apply(new()).unwrap().0;
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
+    let bytes = recorder.record(linear.clone().into_record(), ()).unwrap();
+    let other = Float8Config::tensorwise().apply(new()).unwrap().0;
+    let loaded = other.load_record(recorder.load(bytes, &device).unwrap());
+    assert_eq!(loaded.weight.dims(), [8, 4]);
+    assert_eq!(values(loaded.weight.val()), values(linear.weight.val()));
+    assert_eq!(report(&loaded).layers[0].name, "linear");
+}

@@ -1,0 +1,413 @@
+//! `Float8` over CUDA offline: Burn's CUDA backend on a runtime that generates every kernel for an
+//! absent H200. With NVRTC installed, the runtime interprets the kernels.
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::Autodiff;
+use burn::module::{Param, ParamId};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{DType, Int, Tensor};
+use burn_cubecl::CubeBackend;
+use burn_float8::config::{CastConfig, Format, Granularity, Operand, SelfCheck};
+use burn_float8::nn::{attention, rms_norm, swiglu};
+use burn_float8::{
+    Float8, Float8Config, Float8LinearConfig, GroupedLinear, Recipe, begin_float8_step, float8_autocast, report,
+};
+use burn_fusion::Fusion;
+use checks::{Case, Size, visit_golden_linears, visit_linears};
+use codegen::device::{
+    Execution, GenerateCuda, Generated, OfflineDevice, execute, idle, take, take_allocations, take_waits,
+};
+use cubecl::Runtime;
+use ptx_interpreter::Accumulator;
+use test_data::Golden;
+
+use crate::support::linear::layer;
+use crate::support::normal;
+use crate::support::operand::tensor;
+use crate::support::process::alone;
+
+/// `burn::backend::Cuda` on another runtime.
+type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
+type B = Float8<Autodiff<Offline>>;
+
+const SHAPE: [usize; 3] = [128, 256, 192];
+
+/// Runs one test at a time, since the runtime's records are global to the process.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn sync() {
+    B::sync(&OfflineDevice::default()).expect("nothing runs");
+}
+
+/// Launches of one step.
+struct Launched {
+    names: Vec<String>,
+    /// Launches of float8-kernels.
+    own: usize,
+    /// Launches of float8-kernels before which the host copies something to the device.
+    uploads: usize,
+    /// Launches of Burn's kernels before which it does.
+    burn_uploads: usize,
+    /// Memory allocations in the whole step.
+    allocations: usize,
+}
+
+impl Launched {
+    fn new(kernels: &[Generated], allocations: usize) -> Self {
+        const OWN: [&str; 13] = [
+            "cast_",
+            "partial_maxima",
+            "line_maxima",
+            "fold_",
+            "gemm_",
+            "dequantize",
+            "swiglu",
+            "rms_norm",
+            "rotate",
+            "sum_rows",
+            "attention_",
+            "classify",
+            "stats_of_rows",
+        ];
+        let is_own = |kernel: &&Generated| OWN.iter().any(|own| kernel.name.starts_with(own));
+        let own = || kernels.iter().filter(is_own);
+        let uploads = own().filter(|kernel| kernel.copies_shapes).count();
+        let burn_uploads = kernels.iter().filter(|kernel| kernel.copies_shapes).count() - uploads;
+        let names = kernels.iter().map(|kernel| kernel.name.clone()).collect();
+        Self { names, own: own().count(), uploads, burn_uploads, allocations }
+    }
+
+    fn count(&self, part: &str) -> usize {
+        self.names.iter().filter(|name| name.contains(part)).count()
+    }
+}
+
+/// One step with element-wise chains around the layer. Returns the launches up to the final sync.
+fn step(layer: &Linear<B>, seed: u64) -> Launched {
+    step_of(&layer.weight, |x| layer.forward(x), seed)
+}
+
+/// One step of anything that multiplies by a weight.
+fn step_of<const D: usize>(
+    weight: &Param<Tensor<B, D>>,
+    forward: impl FnOnce(Tensor<B, 2>) -> Tensor<B, 2>,
+    seed: u64,
+) -> Launched {
+    let [m, k, n] = SHAPE;
+    let x = tensor::<B, 2>(normal(m * k, seed), [m, k]).require_grad();
+    let dy = tensor::<B, 2>(normal(m * n, seed + 1), [m, n]);
+    sync();
+    // Earlier records do not count.
+    let _before = (take(), take_waits(), take_allocations());
+    let y = forward(x.clone() * 0.5 + 1.0) * 0.25 - 1.0;
+    let grads = (y * dy).sum().backward();
+    let kept = (x.grad(&grads).expect("tracked"), weight.grad(&grads).expect("tracked"));
+    assert_eq!(take_waits(), 0, "the host waited for the device");
+    sync();
+    drop(kept);
+    Launched::new(&take(), take_allocations())
+}
+
+/// Configuration without a self-check: launches are counted and not run, so no result is right.
+fn unchecked(recipe: Recipe) -> Float8Config {
+    Float8Config::new(recipe).with_self_check(SelfCheck::Off)
+}
+
+fn linear(recipe: Recipe) -> Linear<B> {
+    let [_, k, n] = SHAPE;
+    layer::<Offline>(&unchecked(recipe), tensor(normal(k * n, 2), [k, n]), Some(tensor(normal(n, 3), [n])))
+}
+
+/// The layer with a new weight of the same value, as after an optimizer step.
+fn rebuilt(layer: Linear<B>) -> Linear<B> {
+    let weight = layer.weight.clone().map(|w| Tensor::from_inner(w.inner().mul_scalar(1)).require_grad());
+    Linear { weight, ..layer }
+}
+
+/// x, w and dy are cast once, by one kernel that writes both copies: with one amax each, or in MX
+/// from one read. The second step finds the copies of w.
+#[test]
+fn a_linear_launches_each_cast_once_and_never_waits() {
+    let _turn = turn();
+    for (recipe, amaxes) in [(Recipe::Tensorwise, 1), (Recipe::Mxfp8, 0)] {
+        let layer = linear(recipe);
+        let (first, second) = (step(&layer, 10), step(&layer, 20));
+        let third = step(&rebuilt(layer.clone()), 30);
+        for (launched, casts) in [(&first, 3), (&second, 2), (&third, 3)] {
+            let names = &launched.names;
+            assert_eq!(launched.count("maxima"), amaxes * casts, "{names:?}");
+            assert_eq!(launched.count("cast_"), casts, "{names:?}");
+            assert_eq!(launched.count("gemm_"), 3, "{names:?}");
+            // Element-wise operations around the linear are still fused: two before it, three after
+            // it, and their gradients.
+            assert_eq!(launched.count("elemwise"), 4, "{names:?}");
+        }
+        let report = report(&layer);
+        report.verify().expect("FP8 ran everywhere");
+        // FP8 tensor cores; on Hopper those of bf16 for MX.
+        let native = if recipe == Recipe::Mxfp8 { 0 } else { 9 };
+        assert_eq!((report.totals().native, report.totals().emulated), (native, 9 - native), "{recipe}");
+    }
+}
+
+/// Launches of a linear with a new weight, forward and backward, by recipe, on an H200. The tables
+/// of `docs/dev/kernels.md` have these numbers. Steps reuse their memory.
+#[test]
+fn launches_of_a_linear() {
+    let _turn = turn();
+    // Launches of our kernels, and allocations in the whole step, which include Burn's element-wise
+    // kernels.
+    let budgets = [
+        (Recipe::Tensorwise, [9, 16]),
+        (Recipe::Rowwise, [12, 13]),
+        (Recipe::RowwiseWithGwHp, [9, 14]),
+        (Recipe::Delayed, [9, 25]),
+        (Recipe::Blockwise, [6, 13]),
+        (Recipe::Mxfp8, [12, 19]),
+        (Recipe::Mxfp8WgradWithHp, [9, 17]),
+    ];
+    let client = GenerateCuda::client(&OfflineDevice::default());
+    let measured = Recipe::ALL.map(|recipe| {
+        let layer = linear(recipe);
+        step(&layer, 60);
+        // Small allocations are cut from a larger one. The step that creates it allocates once
+        // more.
+        let steps = [70, 80, 90, 100, 110].map(|seed| {
+            let launched = step(&rebuilt(layer.clone()), seed);
+            (launched, client.memory_usage().expect("known").bytes_reserved)
+        });
+        assert_eq!(steps[1].1, steps[4].1, "{recipe}");
+        let (launched, _) = steps.iter().min_by_key(|(launched, _)| launched.allocations).expect("there are some");
+        assert_eq!(launched.uploads, 0, "{recipe}: {:?}", launched.names);
+        // Burn's kernels do need copies, so the counter works and the zero above is real.
+        assert!(launched.burn_uploads > 0, "{recipe}");
+        (recipe, [launched.own, launched.allocations])
+    });
+    assert_eq!(measured, budgets);
+}
+
+/// A bf16 linear in high precision is three launches, without copies of x, w or dy.
+#[test]
+fn launches_of_high_precision() {
+    let _turn = turn();
+    let [_, k, n] = SHAPE;
+    let [weight, bias] =
+        [tensor::<B, 1>(normal(k * n, 2), [k * n]), tensor(normal(n, 3), [n])].map(|t| t.cast(DType::BF16));
+    let layer = layer::<Offline>(&unchecked(Recipe::Tensorwise), weight.reshape([k, n]), Some(bias));
+    let forward = |x: Tensor<B, 2>| float8_autocast(false, || layer.forward(x.cast(DType::BF16))).cast(DType::F32);
+    let launched = step_of(&layer.weight, forward, 60);
+    let names = &launched.names;
+    assert_eq!([launched.own, launched.count("gemm_hopper"), launched.uploads], [3, 3, 0], "{names:?}");
+    assert_eq!(launched.count("matmul"), 0, "{names:?}");
+    let report = report(&layer);
+    let paths = report.layers[0].gemms().map(|(_, gemm)| (gemm.high_precision, gemm.path.clone()));
+    assert_eq!(paths, [(); 3].map(|()| (1, Some("bf16 wgmma".to_string()))));
+}
+
+/// A delayed-scaling step ends in a fixed number of launches for any number of layers and
+/// micro-batches.
+#[test]
+fn a_step_of_delayed_scaling_ends_in_a_fixed_number_of_launches() {
+    let _turn = turn();
+    let launched = |layers: usize, micro_batches: u64| {
+        let linear = |_| LinearConfig::new(128, 128).with_bias(false).init::<B>(&Default::default());
+        let model: Vec<Linear<B>> = (0..layers).map(linear).collect();
+        let model = unchecked(Recipe::Delayed).apply(model).unwrap().0;
+        let mut last = vec![];
+        for _ in 0..3 {
+            for seed in 0..micro_batches {
+                let x = tensor::<B, 2>(normal(128 * 128, seed), [128, 128]).require_grad();
+                let y = model.iter().fold(x, |x, layer| layer.forward(x));
+                y.sum().backward();
+            }
+            sync();
+            take();
+            begin_float8_step(&model);
+            sync();
+            last = take().into_iter().map(|kernel| kernel.name).collect();
+        }
+        last
+    };
+    let small = launched(1, 1);
+    assert!(!small.is_empty());
+    for (layers, micro_batches) in [(1, 3), (6, 1), (6, 3)] {
+        let large = launched(layers, micro_batches);
+        assert_eq!(large.len(), small.len(), "{layers} layers, {micro_batches} micro-batches: {large:?}, {small:?}");
+    }
+}
+
+/// A fused operation is one launch. Linears cast its output like any tensor: once for all readers.
+#[test]
+fn a_fused_operation_is_launched_once() {
+    let _turn = turn();
+    let gamma = tensor::<B, 1>(normal(SHAPE[1], 5), [SHAPE[1]]);
+    type Op<'a> = (&'a str, &'a dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>);
+    let ops: [Op<'_>; 2] = [("swiglu", &|x| swiglu(x.clone(), x)), ("rms_norm", &|x| rms_norm(x, gamma.clone(), 1e-5))];
+    for (recipe, (name, op)) in
+        [Recipe::Rowwise, Recipe::Mxfp8].into_iter().flat_map(|recipe| ops.map(|op| (recipe, op)))
+    {
+        let layer = linear(recipe);
+        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 2] = [op, &|x| x];
+        let [behind, alone] = chains.map(|chain| {
+            let forward = |x| {
+                let h = chain(x);
+                layer.forward(h.clone()) + layer.forward(h)
+            };
+            step_of(&layer.weight, forward, 80);
+            step_of(&layer.weight, forward, 90)
+        });
+        assert_eq!(behind.count(&format!("{name}_forward")), 1, "{recipe}: {:?}", behind.names);
+        for part in ["cast_", "maxima"] {
+            assert_eq!(behind.count(part), alone.count(part), "{recipe}: {:?}", behind.names);
+        }
+        assert_eq!(behind.uploads, 0, "{recipe}: {:?}", behind.names);
+    }
+}
+
+/// The weight gradient of groups casts x and dy again, with padded groups, but computes no second
+/// amax.
+#[test]
+fn a_grouped_linear_looks_for_each_amax_once() {
+    let _turn = turn();
+    let [m, k, n] = SHAPE;
+    let groups = 3;
+    let weight = tensor::<B, 3>(normal(groups * k * n, 2), [groups, k, n]).require_grad();
+    let experts = GroupedLinear { weight: Param::initialized(ParamId::new(), weight) };
+    let experts = unchecked(Recipe::Tensorwise).apply(experts).unwrap().0;
+    let ends = [20, 20, m as i32];
+    // The second step finds both copies of w.
+    for (amaxes, casts) in [(3, 6), (2, 4)] {
+        let ends = Tensor::<B, 1, Int>::from_ints(ends, &OfflineDevice::default());
+        let launched = step_of(&experts.weight, |x| experts.forward(x, ends), 50);
+        let names = &launched.names;
+        let cast = names.iter().filter(|name| name.starts_with("cast_")).count();
+        assert_eq!((launched.count("partial_maxima"), cast), (amaxes, casts), "{names:?}");
+        assert_eq!(launched.count("gemm_hopper"), 3, "{names:?}");
+        assert_eq!(launched.uploads, 0, "{names:?}");
+    }
+    report(&experts).verify().expect("FP8 ran everywhere");
+}
+
+/// q, k and v of a Llama 8B layer in bf16. Checks are off.
+fn heads() -> [Tensor<B, 4>; 3] {
+    linear(Recipe::Tensorwise);
+    [32, 8, 8].map(|heads| {
+        let zeros = Tensor::<B, 4>::zeros([1, heads, 8192, 128], &OfflineDevice::default());
+        zeros.cast(DType::BF16).require_grad()
+    })
+}
+
+/// A Llama 8B layer's attention: one launch forward, and one for the classes of tiles with
+/// documents. Backward takes statistics, then dq, then dk and dv. No upload and no wait.
+#[test]
+fn launches_of_attention() {
+    let _turn = turn();
+    let [q, k, v] = heads();
+    let dy = q.clone().detach();
+    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let ids = Tensor::<B, 2, Int>::zeros([1, 8192], &OfflineDevice::default());
+    for (documents, classes) in [(None, 0), (Some(ids), 1)] {
+        sync();
+        let _before = (take(), take_waits(), take_allocations());
+        let y = attention(q.clone(), k.clone(), v.clone(), documents, options);
+        let no_wait = || assert_eq!(take_waits(), 0, "the host waited for the device");
+        no_wait();
+        sync();
+        let forward = Launched::new(&take(), take_allocations());
+        take_waits();
+        let _grads = (y * dy.clone()).sum().backward();
+        no_wait();
+        sync();
+        let backward = Launched::new(&take(), 0);
+        // Burn's sum uploads shapes.
+        assert_eq!(forward.burn_uploads, 0, "{:?}", forward.names);
+        for (launched, count) in [(forward, [1, 0]), (backward, [2, 1])] {
+            let names = &launched.names;
+            let counts = ["attention_mma", "stats_of_rows"].map(|name| launched.count(name));
+            assert_eq!((counts, launched.count("classify")), (count, classes), "{names:?}");
+            assert_eq!(launched.uploads, 0, "{names:?}");
+        }
+    }
+}
+
+/// Backward of a Llama 8B layer, in blocks of queries: dk and dv accumulate in place, and the host
+/// sends the positions once.
+#[test]
+fn attention_in_blocks_adds_in_place() {
+    // A process reads the request once.
+    alone(module_path!(), "attention_in_blocks_adds_in_place", &[("FLOAT8_ATTENTION", "blocks")], attend_in_blocks);
+}
+
+fn attend_in_blocks() {
+    let _turn = turn();
+    let idle = idle();
+    let [q, k, v] = heads();
+    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let y = attention(q, k, v, None, options);
+    sync();
+    let _before = (idle.take_bytes(), idle.take_uploads());
+    y.sum().backward();
+    sync();
+    // A copy of dk and dv for each of 128 blocks would be 16 GiB more.
+    assert_eq!((idle.take_uploads(), idle.take_bytes() >> 30), (2, 128));
+}
+
+/// The GPU checks of linears pass in every recipe, and with tensor cores that keep no more bits than
+/// Hopper's. Each case asserts the library's choice of a path.
+#[test]
+fn linears_compute_what_the_cpu_does() {
+    let _turn = turn();
+    let Some(running) = execute(Execution { seed: 3 }) else { return };
+    let golden = Golden::open("linear.safetensors");
+    let run = |recipes: &[Recipe], what: &str| {
+        let mut count = 0;
+        let mut run = |case: Case<'_>| {
+            let name = case.name.clone();
+            case.run().unwrap_or_else(|failure| panic!("{name} with {what}: {failure}"));
+            count += 1;
+        };
+        visit_golden_linears::<Offline>(&golden, &mut run);
+        visit_linears::<Offline>(Size::Small, &mut |case| {
+            let has = |word: &str| case.name.split(' ').any(|part| part == word);
+            if has("F32") && has("129x257x65") && recipes.iter().any(|recipe| has(&recipe.to_string())) {
+                run(case);
+            }
+        });
+        // Torchao's three recipes in two dtypes. Exact and normal values.
+        assert_eq!(count, 3 * 2 + 2 * recipes.len());
+    };
+    run(&Recipe::ALL, "exact accumulators");
+    for accumulator in Accumulator::HOPPER {
+        running.set_accumulator(accumulator);
+        // One scale for a tensor, for a row, for a block.
+        run(&[Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise], &format!("{accumulator:?}"));
+    }
+}
+
+/// A pair of granularities without an FP8 tensor-core kernel is named, and is an error in strict
+/// mode. MX on Hopper is no error: its kernel is the intended one there.
+#[test]
+fn pairs_without_a_kernel_for_fp8_tensor_cores_are_errors_in_strict_mode() {
+    let _turn = turn();
+    let apply = |config: Float8Config, strict: bool| {
+        let layer: Linear<B> = LinearConfig::new(128, 128).with_bias(false).init(&Default::default());
+        let config = config.with_self_check(SelfCheck::Off).with_strict(strict);
+        config.apply(layer).map_err(|refused| refused.error.to_string())
+    };
+    let cast = |granularity| CastConfig::dynamic(granularity, Format::E4m3);
+    let casts = Recipe::Tensorwise.casts();
+    let casts = casts.with(Operand::INPUT, cast(Granularity::Row));
+    let casts = casts.with(Operand::WEIGHT_T, cast(Granularity::Block128x128));
+    let mixed =
+        || Float8Config { linear: Float8LinearConfig::default().with_casts(casts), ..Float8Config::tensorwise() };
+    let error = apply(mixed(), true).map(|_| ()).unwrap_err();
+    let want = "cast_config_* = rowwise with 128x128: linear: runs as f16 mma: no FP8 kernel takes this pair";
+    assert!(error.contains(want), "{error}");
+    assert!(apply(mixed(), false).is_ok());
+    assert!(apply(Float8Config::new(Recipe::Mxfp8), true).is_ok());
+}

@@ -1,0 +1,245 @@
+//! FP8-only weights: the same bits as with high-precision values, and refused operations.
+use burn::backend::Autodiff;
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::{DType, Tensor};
+use burn_float8::backend::{Float8Backend, HostCodes};
+use burn_float8::config::Granularity;
+use burn_float8::{Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, report, weights};
+use float8_kernels::InvScale;
+use test_data::panic_of;
+
+use crate::support::operand::{dequantized, tensor, values};
+use crate::support::spread;
+use crate::{on_cpu_and_wgpu, on_every_runtime};
+
+type A<B> = Float8<Autodiff<B>>;
+type F8<B> = Float8<B>;
+
+/// No multiple of any recipe's block.
+const K: usize = 150;
+const N: usize = 70;
+
+/// Configurations by name, one for each kind of weight cast.
+fn configs() -> Vec<(String, Float8Config)> {
+    use Recipe::*;
+    let recipes = [Tensorwise, Rowwise, RowwiseWithGwHp, Delayed, Blockwise, Mxfp8];
+    let squares = Float8LinearConfig::new(Mxfp8).with_mx_square_weights(true);
+    let plain = recipes.map(|recipe| (recipe.to_string(), Float8Config::new(recipe)));
+    plain.into_iter().chain([("squares".to_string(), squares.into())]).collect()
+}
+
+fn linear<B: burn::tensor::backend::Backend>(seed: u64) -> Linear<B> {
+    let mut linear = LinearConfig::new(K, N).init(&Default::default());
+    linear.weight = Param::from_tensor(tensor(spread(K, N, seed), [K, N]));
+    linear.bias = Some(Param::from_tensor(tensor(spread(1, N, 9), [N])));
+    linear
+}
+
+fn x<B: burn::tensor::backend::Backend>() -> Tensor<B, 2> {
+    tensor(spread(9, K, 5), [9, K])
+}
+
+fn bits(values: Vec<f32>) -> Vec<u32> {
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+/// Decoded values, `[K, N]`, by the scalar reference.
+fn decoded(codes: &HostCodes) -> Vec<f32> {
+    let values = dequantized(codes);
+    (0..K * N).map(|i| values[i % N * K + i / N]).collect()
+}
+
+fn outputs_are_the_same_on<B: Float8Backend>(runtime: &str) {
+    for (name, config) in configs() {
+        let what = format!("{name} on {runtime}");
+        let (model, _) = config.apply::<F8<B>, _>(linear(1)).unwrap();
+        let want = bits(values(model.forward(x())));
+        let (model, fp8_only) = weights::fp8_only(model).unwrap();
+        assert_eq!((fp8_only.layers.len(), fp8_only.elements), (1, (K * N) as u64), "{what}: {fp8_only}");
+        assert_eq!(bits(values(model.forward(x()))), want, "{what}");
+        let row = report(&model).layers.remove(0);
+        assert!(row.fp8_only.is_some() && row.decodes.is_empty(), "{what}: {row:?}");
+        let (_, codes) = weights::read_codes(&model).next().expect("one weight");
+        assert_eq!(bits(values(model.weight.val())), bits(decoded(&codes)), "{what}");
+        let row = report(&model).layers.remove(0);
+        assert_eq!(row.decodes, [("float_into_data".into(), 1)].into(), "{what}");
+    }
+}
+
+#[test]
+fn outputs_are_those_of_the_model_with_values() {
+    on_every_runtime!(outputs_are_the_same_on);
+}
+
+/// dx of a frozen FP8-only weight matches dx of a high-precision weight with the decoded values.
+fn gradients_on<B: Float8Backend>(runtime: &str) {
+    for (name, config) in configs() {
+        let what = format!("{name} on {runtime}");
+        let dx = |model: &Linear<A<B>>| {
+            let x = x::<A<B>>().require_grad();
+            let y = model.forward(x.clone());
+            let grads = (y.clone() * tensor(spread(9, N, 8), [9, N])).sum().backward();
+            (values(y.inner()), values(x.grad(&grads).expect("x wants one")))
+        };
+        let (model, _) = config.apply::<A<B>, _>(linear(1).no_grad()).unwrap();
+        let (model, _) = weights::fp8_only(model).unwrap();
+        let got = dx(&model);
+        let row = report(&model).layers.remove(0);
+        let is_one_copy = ["tensorwise", "delayed", "blockwise", "squares"].contains(&&*name);
+        assert_eq!(row.decodes.get("cast").copied().unwrap_or_default(), u64::from(!is_one_copy), "{what}: {row:?}");
+        let mut other = linear(2).no_grad();
+        let (_, codes) = weights::read_codes(&model).next().expect("one weight");
+        other.weight = Param::from_tensor(tensor(decoded(&codes), [K, N]));
+        let (other, _) = config.apply::<A<B>, _>(other.no_grad()).unwrap();
+        let want = dx(&other);
+        for (got, want) in [(got.0, want.0), (got.1, want.1)] {
+            let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            let error = got.iter().zip(&want).fold(0.0f32, |max, (got, want)| max.max((got - want).abs()));
+            assert!(error <= 1e-6 * largest, "{what}: {error} of {largest}");
+        }
+    }
+}
+
+#[test]
+fn gradients_are_those_of_the_decoded_values() {
+    on_cpu_and_wgpu!(gradients_on);
+}
+
+fn codes_are_loaded_on<B: Float8Backend>(runtime: &str) {
+    for (name, config) in configs() {
+        let what = format!("{name} on {runtime}");
+        let (model, _) = config.apply::<F8<B>, _>(linear(1)).unwrap();
+        let (model, _) = weights::fp8_only(model).unwrap();
+        let (linear, codes) = weights::read_codes(&model).next().expect("one weight");
+        let lazy = LinearConfig::new(K, N).init::<F8<B>>(&Default::default());
+        let bias = model.bias.clone();
+        let (loaded, fp8_only) = weights::load_codes(lazy, &config, DType::F32, |info| {
+            assert_eq!((&*info.name, info.k, info.n), (&*linear, K, N));
+            Ok(Some(codes.clone()))
+        })
+        .unwrap();
+        assert_eq!((fp8_only.layers, fp8_only.kept), (vec![linear.clone()], vec![]), "{what}");
+        let (mut loaded, _) = config.apply(loaded).unwrap();
+        loaded.bias = bias;
+        assert_eq!(bits(values(loaded.forward(x()))), bits(values(model.forward(x()))), "{what}");
+        assert_eq!(weights::read_codes(&loaded).next().expect("one weight").1.codes, codes.codes, "{what}");
+    }
+}
+
+#[test]
+fn codes_of_a_file_are_loaded_as_they_are() {
+    on_cpu_and_wgpu!(codes_are_loaded_on);
+}
+
+fn zeros_are_loaded_on<B: Float8Backend>(runtime: &str) {
+    let config = Float8Config::new(Recipe::Rowwise);
+    let (model, _) = config.apply::<F8<B>, _>(linear(1)).unwrap();
+    let (model, _) = weights::fp8_only(model).unwrap();
+    let (_, mut codes) = weights::read_codes(&model).next().expect("one weight");
+    codes.codes[3 * K..4 * K].fill(0x80);
+    let [one, zero] = [1.0, 0.0].map(|scale| {
+        codes.inv_scales[3] = InvScale::new(scale);
+        let lazy = LinearConfig::new(K, N).with_bias(false).init::<F8<B>>(&Default::default());
+        let (loaded, _) = weights::load_codes(lazy, &config, DType::F32, |_| Ok(Some(codes.clone()))).unwrap();
+        bits(values(config.apply(loaded).unwrap().0.forward(x())))
+    });
+    assert_eq!(zero, one, "{runtime}");
+}
+
+/// Other programs write zeros with the scale 0.
+#[test]
+fn zeros_may_have_the_scale_0() {
+    on_cpu_and_wgpu!(zeros_are_loaded_on);
+}
+
+type Cpu = F8<crate::support::runtime::Flex>;
+
+#[test]
+fn codes_that_do_not_fit_are_refused() {
+    let config = Float8Config::new(Recipe::Rowwise);
+    let (model, _) = config.apply::<Cpu, _>(linear(1)).unwrap();
+    let (model, _) = weights::fp8_only(model).unwrap();
+    let (_, good) = weights::read_codes(&model).next().expect("one weight");
+    let scale = |x: f32| vec![InvScale::new(x); N];
+    let with_nan = |mut codes: Vec<u8>| {
+        codes[K + 3] = 0x7f;
+        codes
+    };
+    let cases = [
+        (HostCodes { dims: [K, N], ..good.clone() }, "the weight is [N, K] = [70, 150]"),
+        (HostCodes { codes: vec![0; 7], ..good.clone() }, "are 7, not 70 · 150"),
+        (HostCodes { inv_scales: vec![], ..good.clone() }, "with 0 scales, where rowwise has 70 · 1"),
+        (HostCodes { codes: with_nan(good.codes.clone()), ..good.clone() }, "0x7f at row 1, column 3"),
+        (HostCodes { inv_scales: scale(0.0), ..good.clone() }, "with the scale 0"),
+        (HostCodes { inv_scales: scale(-1.0), ..good.clone() }, "with the scale -1"),
+        (HostCodes { inv_scales: scale(f32::NAN), ..good.clone() }, "with the scale NaN"),
+        (
+            HostCodes { codes: vec![0x7e; K * N], inv_scales: scale(f32::powi(2.0, 127)), ..good.clone() },
+            "beyond f32: 0x7e · 170141180000000000000000000000000000000 at row 0, column 0",
+        ),
+        (
+            HostCodes { granularity: Granularity::Block1x32, inv_scales: vec![InvScale::new(3.0); N * 5], ..good },
+            "the scale 3, which is no power of two",
+        ),
+    ];
+    for (codes, words) in cases {
+        let lazy = LinearConfig::new(K, N).init::<Cpu>(&Default::default());
+        let refused = weights::load_codes(lazy, &config, DType::F32, |_| Ok(Some(codes.clone())));
+        let error = refused.map(|_| ()).unwrap_err();
+        assert!(
+            matches!(error.downcast_ref(), Some(Float8Error::Codes { .. })) && error.to_string().contains(words),
+            "{error}"
+        );
+    }
+}
+
+/// Values loaded into an FP8-only model become codes. From a record, which holds values, they are
+/// equal up to the rounding of a scale.
+#[test]
+fn records_hold_the_values() {
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+    for (name, config) in configs() {
+        let (model, _) = config.apply::<Cpu, _>(linear(1)).unwrap();
+        let (model, _) = weights::fp8_only(model).unwrap();
+        let want = values(model.weight.val());
+        let bytes = recorder.record(model.clone().into_record(), ()).unwrap();
+        let (other, _) = config.apply::<Cpu, _>(linear(3)).unwrap();
+        let (other, _) = weights::fp8_only(other).unwrap();
+        let other = other.load_record(recorder.load(bytes, &Default::default()).unwrap());
+        assert!(report(&other).layers[0].fp8_only.is_some(), "{name}");
+        let got = values(other.weight.val());
+        let is_close = |(got, want): (&f32, &f32)| (got - want).abs() <= 2e-7 * want.abs();
+        assert!(got.iter().zip(&want).all(is_close), "{name}");
+        let is_power_of_two = !["tensorwise", "delayed", "blockwise"].contains(&&*name);
+        assert!(got == want || !is_power_of_two, "{name}");
+    }
+}
+
+#[test]
+fn a_gradient_of_codes_is_refused_by_name() {
+    type T = A<crate::support::runtime::Flex>;
+    let (model, _) = Float8Config::tensorwise().apply::<T, _>(linear(1)).unwrap();
+    let (model, _) = weights::fp8_only(model).unwrap();
+    let message = panic_of(|| {
+        model.forward(x());
+    });
+    assert!(message.contains("linear: its weight is FP8-only"), "{message}");
+    // The check for training loops gives the same error.
+    let refused = weights::check_frozen(&model).unwrap_err();
+    assert!(message.contains(&refused.to_string()), "{refused}");
+    assert_eq!(refused, Float8Error::Fp8OnlyTrained { layer: "linear".into() });
+    let model = model.no_grad();
+    weights::check_frozen(&model).unwrap();
+    let loss = model.forward(x::<T>().require_grad()).sum();
+    loss.backward();
+}
+
+/// No configuration was applied, so there is no cast.
+#[test]
+fn a_model_without_a_configuration_is_given_back() {
+    let refused = weights::fp8_only::<Cpu, _>(linear(1)).unwrap_err();
+    assert!(matches!(refused.error, Float8Error::NotApplied));
+    assert_eq!(refused.model.weight.dims(), [K, N]);
+}

@@ -1,0 +1,348 @@
+//! `grouped_linear` against its definition in f64, group by group; its report, high precision and
+//! refused inputs.
+use std::ops::Range;
+
+use burn::backend::Autodiff;
+use burn::module::{Module, Param, ParamId};
+use burn::nn::Initializer;
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn_float8::{
+    Float8, Float8Config, Float8LinearConfig, Float8Stack, Float8State, GroupedLinear, Recipe,
+    backend::Float8Backend,
+    config::{Granularity, Operand},
+    grouped_linear, report,
+    report::{Gemm, Role},
+};
+use checks::{Element, Factor, products};
+use test_data::{panic_of, transpose};
+
+use crate::on_cpu_and_wgpu;
+use crate::support::linear::from_values;
+use crate::support::operand::{tensor, values};
+use crate::support::oracle::{Exact, assert_within, factor};
+use crate::support::runtime::Flex;
+use crate::support::{max_error, normal, spread, verify};
+
+type A<B> = Float8<Autodiff<B>>;
+
+/// Rows of each group; some rows are in no group.
+const SIZES: [usize; 5] = [40, 0, 130, 1, 0];
+const M: usize = 180;
+const G: usize = SIZES.len();
+const K: usize = 70;
+const N: usize = 50;
+
+fn ends_of(sizes: &[usize]) -> Vec<usize> {
+    let end = |end: &mut usize, size: &usize| {
+        *end += size;
+        Some(*end)
+    };
+    sizes.iter().scan(0, end).collect()
+}
+
+fn ends() -> Vec<usize> {
+    ends_of(&SIZES)
+}
+
+fn int_ends<B: Float8Backend>(ends: &[usize]) -> Tensor<A<B>, 1, Int> {
+    let ends: Vec<i32> = ends.iter().map(|&end| end as i32).collect();
+    let count = ends.len();
+    Tensor::from_data(TensorData::new(ends, [count]), &Default::default())
+}
+
+/// y, dx and dw.
+fn ours<B: Float8Backend>(experts: &GroupedLinear<A<B>>, xdy: [&[f32]; 2], ends: &[usize]) -> [Vec<f32>; 3] {
+    ours_in(experts, xdy, ends, DType::F32)
+}
+
+/// `ours` with x and dy in `dtype`. y and dx must have the same dtype, and dw the weight's.
+fn ours_in<B: Float8Backend>(
+    experts: &GroupedLinear<A<B>>,
+    [x, dy]: [&[f32]; 2],
+    ends: &[usize],
+    dtype: DType,
+) -> [Vec<f32>; 3] {
+    let (m, weight) = (x.len() / K, experts.weight.val());
+    let load = |values: &[f32], cols| {
+        let t = tensor::<A<B>, 2>(values.to_vec(), [m, cols]);
+        if dtype == DType::F32 { t } else { t.cast(dtype).detach() }
+    };
+    let x = load(x, K).require_grad();
+    let y = experts.forward(x.clone(), int_ends::<B>(ends));
+    let grads = (y.clone() * load(dy, N)).sum().backward();
+    let (dx, dw) = (x.grad(&grads).unwrap(), weight.grad(&grads).unwrap());
+    assert_eq!([y.dtype(), dx.dtype(), dw.dtype()], [dtype, dtype, weight.dtype()]);
+    [values(y), values(dx), values(dw)]
+}
+
+fn experts<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32]) -> GroupedLinear<A<B>> {
+    experts_in(config, w, DType::F32)
+}
+
+fn experts_in<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32], dtype: DType) -> GroupedLinear<A<B>> {
+    let weight = tensor::<A<B>, 3>(w.to_vec(), [w.len() / (K * N), K, N]);
+    let weight = if dtype == DType::F32 { weight } else { weight.cast(dtype).detach() };
+    let experts = GroupedLinear { weight: Param::initialized(ParamId::new(), weight.require_grad()) };
+    Float8Config::from(config.clone()).apply(experts).unwrap().0
+}
+
+/// A grouped linear by definition: each operand is cast as the matrix that its GEMM contracts.
+fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) -> [Exact; 3] {
+    let (casts, groups, m) = (config.casts(), sizes.len(), x.len() / K);
+    let spans: Vec<_> = ends_of(sizes).iter().zip(sizes).map(|(end, size)| end - size..*end).collect();
+    // The transpose of each matrix of w, one below the other.
+    let w_t: Vec<f32> = w.chunks(K * N).flat_map(|w| transpose(w, [K, N])).collect();
+    // Groups begin at multiples of 128, with zeros between, and are transposed.
+    let padded = |t: &[f32], cols: usize| {
+        let (mut rows, mut at) = (vec![], vec![]);
+        for span in &spans {
+            at.push(rows.len() / cols);
+            rows.extend_from_slice(&t[span.start * cols..span.end * cols]);
+            rows.resize((rows.len() / cols).next_multiple_of(128) * cols, 0.0);
+        }
+        let len = rows.len() / cols;
+        (transpose(&rows, [len, cols]), [cols, len], at)
+    };
+    let cast = |t: &[f32], shape, operand: Operand| factor(t, shape, casts[operand], config, None);
+    // One scale for the tensor covers all its rows, including rows in no group.
+    let cast_padded = |t: &[f32], cols, by_rows: Operand, by_cols: Operand| {
+        let (first, second) = (casts[by_rows], casts[by_cols]);
+        let is_one = first == second && first.scaling_granularity == Granularity::Tensor;
+        let amax = is_one.then(|| t.iter().fold(0f32, |amax, x| amax.max(x.abs())));
+        let (t, shape, at) = padded(t, cols);
+        (factor(&t, shape, second, config, amax), at)
+    };
+    let (x_rows, wt_rows) = (cast(x, [m, K], Operand::INPUT), cast(&w_t, [groups * N, K], Operand::WEIGHT_T));
+    let (dy_rows, w_rows) = (cast(dy, [m, N], Operand::GRAD_OUTPUT), cast(w, [groups * K, N], Operand::WEIGHT));
+    let (x_cols, at) = cast_padded(x, K, Operand::INPUT, Operand::INPUT_T);
+    let (dy_cols, _) = cast_padded(dy, N, Operand::GRAD_OUTPUT, Operand::GRAD_OUTPUT_T);
+    let zeros = |len, k| Exact { elements: vec![Element { want: 0.0, size: 0.0 }; len], len: k };
+    let (mut y, mut dx, mut dw) = (zeros(m * N, K), zeros(m * K, N), zeros(0, m));
+    for (g, span) in spans.iter().enumerate() {
+        let part = |factor: &Factor, rows: Range<usize>, cols| factor.part(rows, 0..cols);
+        let product = products(&part(&x_rows, span.clone(), K), &part(&wt_rows, g * N..(g + 1) * N, K));
+        y.elements[span.start * N..span.end * N].copy_from_slice(&product);
+        let product = products(&part(&dy_rows, span.clone(), N), &part(&w_rows, g * K..(g + 1) * K, N));
+        dx.elements[span.start * K..span.end * K].copy_from_slice(&product);
+        let own = at[g]..at[g] + span.len();
+        dw.elements.extend(products(&x_cols.part(0..K, own.clone()), &dy_cols.part(0..N, own)));
+    }
+    [y, dx, dw]
+}
+
+fn definition_on<B: Float8Backend>(runtime: &str) {
+    let (mut x, w, mut dy) = (spread(M, K, 1), spread(G * K, N, 2), spread(M, N, 3));
+    // The largest values are in rows of no group.
+    let grouped: usize = SIZES.iter().sum();
+    x[grouped * K..].iter_mut().chain(&mut dy[grouped * N..]).for_each(|x| *x *= 8.0);
+    // Several sizes; all rows in one of many groups; fewer rows than groups, with a row in no
+    // group.
+    let cases: [(&[usize], usize); 3] = [(&SIZES, M), (&[0, 0, 0, 33, 0], 33), (&[0, 1, 0, 0, 1], 3)];
+    for (recipe, (sizes, m)) in Recipe::ALL.into_iter().flat_map(|recipe| cases.map(|case| (recipe, case))) {
+        let config = Float8LinearConfig::new(recipe);
+        let experts = experts::<B>(&config, &w);
+        let (x, dy) = (&x[..m * K], &dy[..m * N]);
+        let got = ours(&experts, [x, dy], &ends_of(sizes));
+        assert_within(&format!("{runtime} {recipe} {sizes:?}"), &got, &exact(&config, [x, &w, dy], sizes), [0.0; 3]);
+        let report = report(&experts);
+        verify(report.clone()).unwrap();
+        let layer = &report.layers[0];
+        assert_eq!(layer.name, "linear", "{runtime}");
+        for (gemm, calls) in layer.gemms() {
+            let is_off = gemm == Gemm::Wgrad && config.casts()[Operand::INPUT_T].is_disabled();
+            assert_eq!([calls.emulated, calls.high_precision], if is_off { [0, 1] } else { [1, 0] }, "{recipe} {gemm}");
+        }
+    }
+}
+
+#[test]
+fn groups_equal_their_definition() {
+    on_cpu_and_wgpu!(definition_on);
+}
+
+/// One group equals the plain linear: the same casts and the same sums.
+fn one_group_on<B: Float8Backend>(runtime: &str) {
+    let (x, w, dy) = (spread(M, K, 1), spread(K, N, 2), spread(M, N, 3));
+    for recipe in Recipe::ALL {
+        let config = Float8LinearConfig::new(recipe);
+        let dense = from_values::<B>(&config.clone().into(), [&x, &w, &dy], [M, K, N], None);
+        let got = ours(&experts::<B>(&config, &w), [&x, &dy], &[M]);
+        for ((what, got), dense) in ["y", "dx", "dw"].iter().zip(&got).zip(&dense) {
+            assert!(got == dense, "{runtime} {recipe} {what}: {:e}", max_error(got, dense));
+        }
+    }
+}
+
+#[test]
+fn one_group_equals_a_linear_bit_for_bit() {
+    on_cpu_and_wgpu!(one_group_on);
+}
+
+fn dtypes_on<B: Float8Backend>(runtime: &str) {
+    let sizes = [20, 0, 45, 1];
+    let (m, groups) = (70, sizes.len());
+    for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+        if !B::fp8_facts(&Default::default()).supports(dtype) {
+            continue;
+        }
+        let round = |v: Vec<f32>| values(Tensor::<Flex, 1>::from_floats(&v[..], &Default::default()).cast(dtype));
+        let (x, w, dy) = (round(normal(m * K, 1)), round(normal(groups * K * N, 2)), round(normal(m * N, 3)));
+        let recipes = [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Mxfp8];
+        for (recipe, of_w) in recipes.into_iter().flat_map(|recipe| [(recipe, DType::F32), (recipe, dtype)]) {
+            let config = Float8LinearConfig::new(recipe);
+            let experts = experts_in::<B>(&config, &w, of_w);
+            let got = ours_in(&experts, [&x, &dy], &ends_of(&sizes), dtype);
+            // Every result is rounded to the dtype, except an f32 dw from FP8.
+            let rounds_dw = of_w != DType::F32 || config.casts()[Operand::INPUT_T].is_disabled();
+            let units = [unit, unit, if rounds_dw { unit } else { 0.0 }];
+            let what = format!("{runtime} {recipe} {dtype:?} by {of_w:?}");
+            assert_within(&what, &got, &exact(&config, [&x, &w, &dy], &sizes), units);
+            verify(report(&experts)).unwrap();
+        }
+    }
+}
+
+/// x in bf16 or f16, w in the same dtype or f32. As in a linear, y and dx have x's dtype, and dw
+/// has w's.
+#[test]
+fn dtypes_may_differ() {
+    on_cpu_and_wgpu!(dtypes_on);
+}
+
+/// f64 has no FP8 cast: the GEMMs run in high precision, and the report gives the reason.
+#[test]
+fn dtypes_without_a_cast_run_in_high_precision() {
+    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
+    let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Tensorwise), &w);
+    let got = ours_in(&experts, [&x, &dy], &ends(), DType::F64);
+    let off = Float8LinearConfig::new(Recipe::Tensorwise).with_casts(Recipe::Tensorwise.casts().without(Gemm::Fprop));
+    let [y, ..] = exact(&off, [&x, &w, &dy], &SIZES);
+    assert_within("in f64", &got[..1], &[y], [0.0; 3]);
+    for (gemm, calls) in report(&experts).layers[0].gemms() {
+        assert_eq!((calls.emulated, calls.high_precision), (0, 1), "{gemm}");
+        assert_eq!(calls.reason.as_deref(), Some("dtype F64"), "{gemm}");
+    }
+}
+
+/// A weight is cast once for each direction, over all accumulated micro-batches.
+#[test]
+fn weights_are_cast_once_a_step() {
+    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
+    let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &w);
+    let first = ours(&experts, [&x, &dy], &ends());
+    assert_eq!(ours(&experts, [&x, &dy], &ends()), first);
+    let layer = A::<Flex>::layer(&experts.weight.val().into_primitive().tensor()).unwrap();
+    // x by rows and padded, w in both directions, dy by rows and padded.
+    assert_eq!(Role::ALL.map(|role| layer.casts(role)), [4, 2, 4]);
+}
+
+fn clamped_on<B: Float8Backend>(runtime: &str) {
+    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
+    for recipe in [Recipe::Mxfp8, Recipe::RowwiseWithGwHp] {
+        let experts = experts::<B>(&Float8LinearConfig::new(recipe), &w);
+        let want = ours(&experts, [&x, &dy], &[40, 40, M, M, M]);
+        assert_eq!(ours(&experts, [&x, &dy], &[40, 30, 500, 10, 10]), want, "{runtime} {recipe}");
+    }
+}
+
+/// Ends beyond the rows and ends below the previous one are clamped, in y, dx and dw.
+#[test]
+fn ends_that_cannot_be() {
+    on_cpu_and_wgpu!(clamped_on);
+}
+
+/// Rows between the groups of wgrad's operands count as padding.
+#[test]
+fn padding_is_reported() {
+    let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &normal(G * K * N, 2));
+    ours(&experts, [&normal(M * K, 1), &normal(M * N, 3)], &ends());
+    let padding = report(&experts).layers[0].gemms().map(|(_, gemm)| gemm.padding().unwrap());
+    // 180 rows in five groups take up to 180 + 5 · 127, in whole blocks of 128: 768.
+    assert_eq!(padding[2], 768.0 / 180.0 - 1.0);
+    assert_eq!(padding[..2], [0.0; 2]);
+}
+
+fn no_rows_on<B: Float8Backend>(runtime: &str) {
+    for recipe in [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Mxfp8] {
+        let experts = experts::<B>(&Float8LinearConfig::new(recipe), &normal(G * K * N, 2));
+        let x = Tensor::<A<B>, 2>::zeros([0, K], &Default::default()).require_grad();
+        let y = experts.forward(x.clone(), int_ends::<B>(&[0; G]));
+        let grads = y.clone().sum().backward();
+        assert_eq!(y.dims(), [0, N], "{runtime} {recipe}");
+        // Not every backend gives an empty gradient for a sum of no rows.
+        assert!(runtime != "flex" || x.grad(&grads).unwrap().dims() == [0, K], "{recipe}");
+        let dw = values(experts.weight.grad(&grads).unwrap());
+        assert!(dw.len() == G * K * N && dw.iter().all(|&x| x == 0.0), "{runtime} {recipe}");
+        // All rows are outside the groups.
+        let [y, dx, dw] = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G]);
+        assert!(y.iter().chain(&dx).chain(&dw).all(|&x| x == 0.0), "{runtime} {recipe}");
+    }
+}
+
+/// Nothing to multiply: all results are zero.
+#[test]
+fn no_rows() {
+    on_cpu_and_wgpu!(no_rows_on);
+}
+
+/// Two layers of experts.
+#[derive(Module, Debug)]
+struct Pair<B: burn::tensor::backend::Backend> {
+    first: GroupedLinear<B>,
+    second: GroupedLinear<B>,
+}
+
+/// Histories observe x and dy once a micro-batch, although two copies of each are cast, and a
+/// weight once a step. An x shared by two layers belongs to the first.
+#[test]
+fn delayed_scaling_observes_each_tensor_once() {
+    let device = Default::default();
+    let new = || GroupedLinear::<A<Flex>>::new(3, 32, 16, &Initializer::Normal { mean: 0.0, std: 1.0 }, &device);
+    let pair = Pair { first: new(), second: new() };
+    let pair = Float8Config::new(Recipe::Delayed).apply(pair).unwrap().0;
+    for seed in [1, 2] {
+        let x = tensor::<A<Flex>, 2>(normal(5 * 32, seed), [5, 32]).require_grad();
+        let ends = int_ends::<Flex>(&[1, 3, 5]);
+        (pair.first.forward(x.clone(), ends.clone()) * pair.second.forward(x, ends)).sum().backward();
+    }
+    let state = Float8State::export(&pair);
+    let observed = ["first", "second"].map(|name| {
+        let layer = &state.layers[name];
+        [&layer.input, &layer.weight, &layer.grad_output].map(|amax| amax.as_ref().map(|amax| amax.observed.len()))
+    });
+    // One observed amax: the largest of both micro-batches.
+    assert_eq!(observed, [[Some(1); 3], [None, Some(1), Some(1)]]);
+    let largest = [1, 2].into_iter().flat_map(|seed| normal(5 * 32, seed)).fold(0f32, |max, x| max.max(x.abs()));
+    let input = state.layers["first"].input.as_ref().expect("observed");
+    assert_eq!(input.observed, [largest.to_bits()]);
+}
+
+/// A model's experts have a name, a recipe by name, and an entry in the summary.
+#[test]
+fn experts_are_layers() {
+    let device = Default::default();
+    let new = |k, n| GroupedLinear::<A<Flex>>::new(3, k, n, &Initializer::Zeros, &device);
+    let experts = Pair { first: new(32, 64), second: new(64, 32) };
+    let config = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]);
+    let (experts, summary) = config.apply(experts).unwrap();
+    assert_eq!(summary.converted, ["first"]);
+    assert_eq!(summary.skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["second"]);
+    let x = Tensor::<A<Flex>, 2>::ones([5, 32], &device);
+    let ends = int_ends::<Flex>(&[1, 3, 5]);
+    experts.second.forward(experts.first.forward(x, ends.clone()), ends).sum().backward();
+    let calls = report(&experts).layers.into_iter().map(|l| l.gemms().map(|(_, g)| [g.emulated, g.high_precision]));
+    // x needs no gradient.
+    assert_eq!(calls.collect::<Vec<_>>(), [[[1, 0], [0, 0], [1, 0]], [[0, 1], [0, 1], [0, 1]]]);
+}
+
+#[test]
+fn shapes_that_do_not_fit() {
+    let device = Default::default();
+    let zeros = |shape| Tensor::<A<Flex>, 3>::zeros(shape, &device);
+    let x = Tensor::<A<Flex>, 2>::zeros([4, 8], &device);
+    for (weight, ends) in [([2, 7, 3], vec![2, 4]), ([3, 8, 3], vec![2, 4]), ([0, 8, 3], vec![])] {
+        let message = panic_of(|| drop(grouped_linear(x.clone(), zeros(weight), int_ends::<Flex>(&ends))));
+        let want = format!("a grouped linear of x [4, 8], weight {weight:?} and {} ends: ", ends.len());
+        assert!(message.starts_with(&want), "{message}");
+    }
+}

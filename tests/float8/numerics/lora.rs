@@ -1,0 +1,199 @@
+//! Adapters on frozen linears: outputs and gradients against the formula, for every form of the
+//! base.
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::Tensor;
+use burn_float8::backend::Float8Backend;
+use burn_float8::lora::{Lora, LoraConfig};
+use burn_float8::{Float8, Float8Config, Recipe, report, weights, without_float8};
+
+use crate::on_cpu_and_wgpu;
+use crate::support::operand::{tensor, values};
+use crate::support::{max_error, spread};
+
+type A<B> = Float8<Autodiff<B>>;
+
+const K: usize = 48;
+const N: usize = 33;
+const RANK: usize = 4;
+
+#[derive(Module, Debug)]
+struct Pair<B: burn::tensor::backend::Backend> {
+    q_proj: Linear<B>,
+    lm_head: Linear<B>,
+}
+
+impl<B: burn::tensor::backend::Backend> Pair<B> {
+    fn new() -> Self {
+        let linear = |k, n, seed| {
+            let mut linear = LinearConfig::new(k, n).init(&Default::default());
+            linear.weight = Param::from_tensor(tensor(spread(k, n, seed), [k, n]));
+            linear.bias = Some(Param::from_tensor(tensor(spread(1, n, seed + 9), [n])));
+            linear
+        };
+        Self { q_proj: linear(K, N, 1), lm_head: linear(N, 20, 2) }
+    }
+
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        self.lm_head.forward(self.q_proj.forward(x))
+    }
+}
+
+fn x<B: burn::tensor::backend::Backend>() -> Tensor<B, 2> {
+    tensor(spread(10, K, 3), [10, K])
+}
+
+fn config() -> LoraConfig {
+    LoraConfig { rank: RANK, alpha: 8.0, ..Default::default() }
+}
+
+/// Adapters with a nonzero B, which change the output.
+fn lora<B: Float8Backend, M: Module<A<B>>>(model: &M) -> Lora<A<B>> {
+    let mut lora = config().init(model, 11).unwrap();
+    assert_eq!(lora.adapters.len(), 1, "no output");
+    lora.adapters[0].b = Param::from_tensor(tensor(spread(RANK, N, 4), [RANK, N]));
+    lora
+}
+
+/// y and the gradients of A and B.
+fn run<B: Float8Backend>(lora: &Lora<A<B>>, forward: impl Fn(Tensor<A<B>, 2>) -> Tensor<A<B>, 2>) -> [Vec<f32>; 3] {
+    let y = forward(x());
+    let grads = (y.clone() * tensor(spread(10, 20, 6), [10, 20])).sum().backward();
+    let adapter = &lora.adapters[0];
+    let grad = |t: &Param<Tensor<A<B>, 2>>| values(t.grad(&grads).expect("an adapter is trained"));
+    [values(y.inner()), grad(&adapter.a), grad(&adapter.b)]
+}
+
+fn formula_on<B: Float8Backend>(runtime: &str) {
+    for recipe in [None, Some(Recipe::Tensorwise), Some(Recipe::Rowwise), Some(Recipe::Blockwise), Some(Recipe::Mxfp8)]
+    {
+        for is_fp8_only in [false, true] {
+            let what = format!("{recipe:?} {is_fp8_only} on {runtime}");
+            let config = Float8Config::new(recipe.unwrap_or_default());
+            let (mut model, _) = config.apply::<A<B>, _>(Pair::new().no_grad()).unwrap();
+            match (recipe, is_fp8_only) {
+                (None, true) => continue,
+                (None, false) => model = without_float8(model),
+                (Some(_), true) => model = weights::fp8_only(model).unwrap().0,
+                (Some(_), false) => {}
+            }
+            let lora = lora::<B, _>(&model);
+            let adapted = lora.attach(model.clone(), None);
+            let got = run(&lora, |x| adapted.forward(x));
+            let adapter = &lora.adapters[0];
+            let want = run(&lora, |x| {
+                let update = x.clone().matmul(adapter.a.val()).matmul(adapter.b.val()) * 2.0;
+                model.lm_head.forward(model.q_proj.forward(x) + update)
+            });
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+                // A difference in the last bit may change a code in the next linear.
+                let tolerance = if recipe.is_some() { 0.02 } else { 2e-6 };
+                let error = max_error(got, want);
+                assert!(error <= tolerance * f64::from(largest), "{what}: result {i}: {error:e} of {largest:e}");
+            }
+            assert_eq!(values(adapted.valid().forward(x())), got[0], "{what}");
+        }
+    }
+}
+
+#[test]
+fn outputs_and_gradients_follow_the_formula() {
+    on_cpu_and_wgpu!(formula_on);
+}
+
+type T = A<crate::support::runtime::Flex>;
+
+/// Bit for bit: the base has the same codes, and everything else is equal.
+#[test]
+fn gradients_are_those_beside_the_decoded_values() {
+    // Scales are powers of two, which a cast of the decoded values reproduces.
+    for recipe in [Recipe::Rowwise, Recipe::Mxfp8] {
+        let config = Float8Config::new(recipe);
+        let (model, _) = config.apply::<T, _>(Pair::new().no_grad()).unwrap();
+        let (codes, _) = weights::fp8_only(model).unwrap();
+        let mut decoded = Pair::<T>::new();
+        decoded.q_proj.weight = Param::from_tensor(tensor(values(codes.q_proj.weight.val()), [K, N]));
+        decoded.lm_head.weight = Param::from_tensor(tensor(values(codes.lm_head.weight.val()), [N, 20]));
+        let (decoded, _) = config.apply::<T, _>(decoded.no_grad()).unwrap();
+        let lora = lora::<crate::support::runtime::Flex, _>(&codes);
+        let [got, want] = [codes, decoded].map(|model| {
+            let adapted = lora.attach(model, None);
+            run(&lora, |x| adapted.forward(x))
+        });
+        assert_eq!(got, want, "{recipe}");
+    }
+}
+
+#[test]
+fn new_adapters_change_nothing() {
+    let (model, _) = Float8Config::tensorwise().apply::<T, _>(Pair::new()).unwrap();
+    let lora = config().init(&model, 11).unwrap();
+    let adapted = lora.attach(model.clone(), None);
+    assert_eq!(values(adapted.forward(x()).inner()), values(model.forward(x()).inner()));
+}
+
+/// Both adapters change the output, and both learn. Attaching one again replaces its values.
+#[test]
+fn adapters_add_up() {
+    let (base, _) = Float8Config::tensorwise().apply::<T, _>(Pair::new().no_grad()).unwrap();
+    let [one, mut two] = [(); 2].map(|()| lora::<crate::support::runtime::Flex, _>(&base));
+    two.adapters[0].b = Param::from_tensor(tensor(spread(RANK, N, 5), [RANK, N]));
+    let both = two.attach(one.attach(base.clone(), None), None);
+    let want = |x: Tensor<T, 2>| {
+        let of = |lora: &Lora<T>| x.clone().matmul(lora.adapters[0].a.val()).matmul(lora.adapters[0].b.val()) * 2.0;
+        base.lm_head.forward(base.q_proj.forward(x.clone()) + of(&one) + of(&two))
+    };
+    for lora in [&one, &two] {
+        let (got, want) = (run(lora, |x| both.forward(x)), run(lora, want));
+        for (got, want) in got.iter().zip(&want) {
+            let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            assert!(max_error(got, want) <= 0.02 * f64::from(largest));
+        }
+    }
+    let merged = values(without_float8(two.merge(one.attach(base.clone(), None))).forward(x()).inner());
+    let attached = values(without_float8(both.clone()).forward(x()).inner());
+    let largest = attached.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    assert!(max_error(&merged, &attached) <= 1e-5 * f64::from(largest));
+    let again = one.attach(two.attach(both.clone(), None), None);
+    assert!(
+        max_error(&values(again.forward(x()).inner()), &values(both.forward(x()).inner())) <= 0.02 * f64::from(largest)
+    );
+}
+
+#[test]
+fn merged_weights_give_the_same() {
+    let model = Pair::<T>::new().no_grad();
+    let lora = lora::<crate::support::runtime::Flex, _>(&model);
+    let (model, _) = Float8Config::tensorwise().apply::<T, _>(model).unwrap();
+    let want = values(without_float8(lora.attach(model.clone(), None)).forward(x()).inner());
+    let merged = lora.merge(model);
+    let names = |model: &Pair<T>| report(model).layers.into_iter().map(|layer| layer.name).collect::<Vec<_>>();
+    assert!(names(&merged).contains(&"q_proj".to_string()), "{:?}", names(&merged));
+    let merged = without_float8(merged);
+    let got = values(merged.forward(x()).inner());
+    let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    assert!(max_error(&got, &want) <= 1e-6 * f64::from(largest));
+}
+
+#[test]
+fn dropout_follows_its_seed() {
+    let model = without_float8(Float8Config::tensorwise().apply::<T, _>(Pair::new().no_grad()).unwrap().0);
+    let mut lora = lora::<crate::support::runtime::Flex, _>(&model);
+    lora.config.dropout = 0.5;
+    let y = |seed| values(lora.attach(model.clone(), seed).forward(x()).inner());
+    assert_eq!(y(Some(1)), y(Some(1)));
+    assert_ne!(y(Some(1)), y(Some(2)));
+    assert_ne!(y(Some(1)), y(None));
+    // The mean over many seeds is the output without dropout.
+    let want = y(None);
+    let mut sums = vec![0.0; want.len()];
+    const SEEDS: u64 = 400;
+    for seed in 0..SEEDS {
+        sums.iter_mut().zip(y(Some(seed))).for_each(|(sum, y)| *sum += f64::from(y) / SEEDS as f64);
+    }
+    let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    let error = sums.iter().zip(&want).fold(0.0f64, |max, (got, want)| max.max((got - f64::from(*want)).abs()));
+    assert!(error < 0.1 * f64::from(largest), "{error} of {largest}");
+}

@@ -1,0 +1,12 @@
+//! Codes, scales and results of linears, against reference vectors and definitions in f64.
+mod attention;
+mod dtypes;
+mod fp8_only;
+mod fused;
+mod golden_linear;
+mod golden_llama;
+mod gradients;
+mod grouped;
+mod lora;
+mod nonfinite;
+mod properties;

@@ -1,0 +1,136 @@
+//! Weights that forward computes and penalties that read them, in strict mode: no panic, no extra
+//! step, exact gradients.
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::{Tensor, module::linear};
+use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
+
+use crate::programs::support::models::{Attention, D, Mlp};
+use crate::programs::support::{B, F8, applied, counters, float8_calls, layer, own_report, tensor, train};
+
+const STEPS: u64 = 5;
+
+fn configs() -> [Float8Config; 3] {
+    let matmul = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    [Float8Config::tensorwise(), Float8Config::new(Recipe::Delayed), Float8Config::from(matmul)]
+        .map(|config| config.with_strict(true))
+}
+
+fn x() -> Tensor<B, 2> {
+    tensor([6, D], 1)
+}
+
+fn to_target(y: Tensor<B, 2>) -> Tensor<B, 1> {
+    let target = tensor::<B, 2>(y.dims(), 2).tanh();
+    (y - target).powf_scalar(2.0).mean()
+}
+
+fn assert_runs_in_float8(model: &Mlp<B>, what: &str) {
+    let report = own_report(model);
+    for l in &report.layers {
+        assert!(float8_calls(l)[0] >= STEPS && float8_calls(l)[2] >= STEPS, "{what} {}: {report}", l.name);
+        assert_eq!(l.totals().high_precision, 0, "{what} {}", l.name);
+    }
+    assert_eq!(Float8State::export(model).step, STEPS, "{what}");
+}
+
+/// `‖wᵀ·w − 1‖²`
+#[test]
+fn orthogonality_penalty() {
+    for config in configs() {
+        let model: Mlp<B> = applied(&config, Mlp::new());
+        let penalty = |l: &Linear<B>| {
+            let w = l.weight.val();
+            let n = w.dims()[1];
+            let gram = w.clone().transpose().matmul(w);
+            (gram - Tensor::eye(n, &Default::default())).powf_scalar(2.0).mean()
+        };
+        let (model, losses) =
+            train(model, 0..STEPS, |m, _| to_target(m.forward(x())) + (penalty(&m.first) + penalty(&m.second)) * 0.1);
+        assert!(losses[4] < losses[0], "{losses:?}");
+        assert_runs_in_float8(&model, &format!("{config:?}"));
+    }
+}
+
+/// One power iteration; the linear then runs with `w / σ`.
+#[test]
+fn spectral_norm() {
+    for config in configs() {
+        let model: Mlp<B> = applied(&config, Mlp::new());
+        let normalized = |l: &Linear<B>, x: Tensor<B, 2>| {
+            let w = l.weight.val();
+            let unit = |v: Tensor<B, 2>| v.clone() / v.powf_scalar(2.0).sum().sqrt().unsqueeze();
+            let u = unit(tensor([1, w.dims()[0]], 3));
+            let v = unit(u.clone().matmul(w.clone()).detach());
+            let u = unit(v.clone().matmul(w.clone().transpose()).detach());
+            let sigma = u.matmul(w.clone()).matmul(v.transpose());
+            linear(x, w / sigma, l.bias.as_ref().map(|bias| bias.val()))
+        };
+        let (model, losses) = train(model, 0..STEPS, |m, _| {
+            let h = burn::tensor::activation::relu(normalized(&m.first, x()));
+            to_target(normalized(&m.second, h))
+        });
+        assert!(losses[4] < losses[0], "{losses:?}");
+        assert_runs_in_float8(&model, &format!("{config:?}"));
+    }
+}
+
+/// Weight norm: separate direction and length, combined in forward.
+#[test]
+fn weights_computed_in_forward_begin_one_step_each() {
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+        let model: Attention<B> = applied(&Float8Config::new(recipe).with_strict(true), Attention::new());
+        let normed = |l: &Linear<B>| {
+            let w = l.weight.val();
+            let norm = w.clone().powf_scalar(2.0).sum_dim(0).sqrt();
+            w / norm
+        };
+        let (model, losses) = train(model, 0..STEPS, |m, _| {
+            // Three linears on one x, for each of two micro-batches.
+            let run = |seed| {
+                let x = tensor::<B, 2>([6, D], seed);
+                let y = [&m.q, &m.k, &m.v].map(|l| linear(x.clone(), normed(l), None));
+                to_target(y.into_iter().reduce(|a, b| a + b).expect("three"))
+            };
+            run(1) + run(2)
+        });
+        assert!(losses[4] < losses[0], "{losses:?}");
+        let state = Float8State::export(&model);
+        assert_eq!(state.step, STEPS, "{recipe}");
+        let report = own_report(&model);
+        for name in ["q", "k", "v"] {
+            assert_eq!(float8_calls(layer(&report, name)), [2 * STEPS, 0, 2 * STEPS], "{recipe} {name}");
+            assert_eq!(layer(&report, name).totals().high_precision, 0, "{recipe} {name}");
+        }
+        // x is cast once for all three linears, in each micro-batch.
+        let casts: u64 = ["q", "k", "v"].iter().map(|name| layer(&report, name).casts[0]).sum();
+        assert_eq!(casts, 2 * STEPS, "{recipe}: shared x");
+    }
+}
+
+/// A gradient is not a weight of the layer, so its products are not the layer's.
+#[test]
+fn products_of_gradients_are_not_counted() {
+    let config = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let model: Mlp<B> = applied(&Float8Config::from(config).with_strict(true), Mlp::new());
+    let grads = to_target(model.forward(x())).backward();
+    let gradient = model.first.weight.val().grad(&grads).expect("tracked");
+    let before = counters(&model);
+    let gram: Tensor<F8, 2> = gradient.clone().transpose().matmul(gradient.clone());
+    linear(gram, gradient.transpose(), None);
+    assert_eq!(counters(&model), before);
+}
+
+/// Adding a frozen copy's weight does not begin a new step.
+#[test]
+fn interpolated_weights() {
+    let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed), Mlp::new());
+    let anchor = model.clone().no_grad();
+    let (model, _) = train(model, 0..STEPS, |m, _| {
+        let w = m.first.weight.val() * 0.9 + anchor.first.weight.val() * 0.1;
+        let h = linear(x(), w, m.first.bias.as_ref().map(|b| b.val()));
+        to_target(m.second.forward(burn::tensor::activation::relu(h)))
+    });
+    assert_eq!(Float8State::export(&model).step, STEPS);
+    assert_eq!(float8_calls(layer(&own_report(&model), "first")), [STEPS, 0, STEPS]);
+}

@@ -1,0 +1,280 @@
+//! Configuration: filters as closures, custom layer types, recipes by name, builders in any order,
+//! models returned in errors.
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, module::linear};
+use burn_float8::{
+    ApplyError, Float8Config, Float8Error, Float8LinearConfig, Float8State, Float8StateModule, Recipe,
+    config::{AmaxComputeAlgo, DelayedScaling, LinearInfo, ScaleCalculationMode},
+    without_float8,
+};
+
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{
+    B, F8, applied, assert_falls, bits, float8_calls, high_precision_calls, layer, layer_of, own_report, panic_of,
+    tensor, train, with_parameters,
+};
+
+fn x() -> Tensor<B, 2> {
+    tensor([6, D], 1)
+}
+
+#[test]
+fn a_closure_decides_which_linears_stay() {
+    let seen = std::sync::Mutex::new(vec![]);
+    let config = Float8Config::tensorwise().with_strict(true);
+    let (model, summary) = config
+        .apply_with(Mlp::<B>::new(), |l: &LinearInfo| {
+            seen.lock().unwrap().push((l.name.clone(), l.k, l.n));
+            l.n > 4
+        })
+        .unwrap();
+    let mut seen = seen.into_inner().unwrap();
+    seen.dedup();
+    assert_eq!(seen, [("first".to_string(), D, 2 * D), ("second".to_string(), 2 * D, 4)]);
+    assert_eq!(summary.converted, ["first"]);
+    assert_eq!(summary.skipped, [("second".to_string(), "filter function".to_string())]);
+    model.forward(x());
+    let report = own_report(&model);
+    assert_eq!(float8_calls(layer(&report, "first"))[0], 1);
+    assert_eq!(high_precision_calls(layer(&report, "second"))[0], 1);
+    assert_eq!(layer(&report, "second").fprop.reason.as_deref(), Some("filter function"));
+    // The configuration's own filters still apply.
+    let both = config.with_filter_fqns(["first"]).apply_with(Mlp::<B>::new(), |l| l.n > 4);
+    let ApplyError { error, model } = both.unwrap_err();
+    assert!(matches!(error, Float8Error::NothingConverted { linears: 2, .. }), "{error}");
+    assert_eq!(model.first.weight.dims(), [D, 2 * D], "the model is given back");
+}
+
+/// Projection with a differently named matrix, as in models ported from other frameworks.
+#[derive(Module, Debug)]
+struct Proj<B: Backend> {
+    kernel: Param<Tensor<B, 2>>,
+}
+
+/// Custom linear with a field `weight`, and one parameter that belongs to no linear.
+#[derive(Module, Debug)]
+struct MyLinear<B: Backend> {
+    weight: Param<Tensor<B, 2>>,
+    table: Param<Tensor<B, 2>>,
+}
+
+#[derive(Module, Debug)]
+struct Custom<B: Backend> {
+    up: MyLinear<B>,
+    down: Proj<B>,
+    head: Linear<B>,
+}
+
+impl<B: Backend> Custom<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        let matrix = |k, n| Param::from_tensor(Tensor::ones([k, n], &device));
+        Self {
+            up: MyLinear { weight: matrix(D, 2 * D), table: matrix(D, D) },
+            down: Proj { kernel: matrix(2 * D, D) },
+            head: LinearConfig::new(D, 4).init(&device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let x = x.matmul(self.up.table.val());
+        let h = linear(x, self.up.weight.val(), None).tanh();
+        self.head.forward(linear(h, self.down.kernel.val(), None))
+    }
+}
+
+#[test]
+fn layers_of_types_of_ones_own() {
+    const STEPS: u64 = 8;
+    let config = Float8Config::tensorwise().with_module_types(["MyLinear", "Proj.kernel"]).with_strict(true);
+    let (model, summary) = config.apply(with_parameters(Custom::<B>::new(), 1)).unwrap();
+    assert_eq!(summary.converted, ["up", "down.kernel", "head"]);
+    let (model, losses) = train(model, 0..STEPS, |m, _| {
+        (m.forward(x().require_grad()) - tensor::<B, 2>([6, 4], 2).tanh()).powf_scalar(2.0).mean()
+    });
+    assert_falls(&losses);
+    crate::programs::support::assert_all_in_float8(&model, &["up", "down.kernel", "head"], STEPS);
+    // A type that is not named is not found and stays in high precision.
+    let (other, summary) = Float8Config::tensorwise().apply(with_parameters(Custom::<B>::new(), 1)).unwrap();
+    assert_eq!(summary.converted, ["head"]);
+    other.forward(x());
+    assert_eq!(own_report(&other).layers.len(), 1);
+    // Filters see the same names.
+    let filtered = config.with_filter_fqns(["down"]).apply(Custom::<B>::new()).unwrap().1;
+    assert_eq!(filtered.skipped[0].0, "down.kernel");
+    let json = serde_json::to_string(&Float8Config::tensorwise().with_module_types(["Proj.kernel"])).unwrap();
+    let read: Float8Config = serde_json::from_str(&json).unwrap();
+    assert_eq!(read.apply(Custom::<B>::new()).unwrap().1.converted, ["down.kernel", "head"]);
+}
+
+/// The order of builders does not matter.
+#[test]
+fn builders_take_any_order() {
+    let delayed = DelayedScaling { amax_history_len: 3, amax_compute_algo: AmaxComputeAlgo::MostRecent, margin: 1 };
+    let mx = Recipe::Mxfp8.casts();
+    let new = || Float8LinearConfig::new(Recipe::Tensorwise);
+    let mode = ScaleCalculationMode::Floor;
+    let one = new().with_casts(mx).with_scale_calculation_mode(mode).with_delayed_scaling(delayed).with_emulate(true);
+    let other = new().with_emulate(true).with_delayed_scaling(delayed).with_scale_calculation_mode(mode).with_casts(mx);
+    assert_eq!(one, other);
+    one.validate().unwrap();
+    for recipe in Recipe::ALL {
+        assert_eq!(recipe.to_string().parse::<Recipe>().unwrap(), recipe);
+    }
+}
+
+#[test]
+fn errors_give_the_model_back() {
+    let model: Mlp<B> = with_parameters(Mlp::new(), 3);
+    let weight = bits(model.first.weight.val());
+    let error = Float8Config::tensorwise().with_filter_fqns(["frist"]).apply(model).unwrap_err();
+    assert!(error.to_string().contains("frist"), "{error}");
+    let ApplyError { error, model } = error;
+    assert!(matches!(error, Float8Error::Config { key: "filter_fqns", .. }), "{error}");
+    assert_eq!(bits(model.first.weight.val()), weight);
+    let model = Float8Config::tensorwise().with_filter_fqns(["first"]).apply(*model).unwrap().0;
+    model.forward(x());
+    assert_eq!(float8_calls(&layer_of(&model, "second"))[0], 1);
+    // A model with an applied configuration keeps it.
+    let error = Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(model).unwrap_err();
+    assert_eq!(layer_of(&*error.model, "first").policy, "high precision: filter \"first\"");
+    // As in a program's `main`.
+    fn boxed() -> Result<Mlp<B>, Box<dyn std::error::Error>> {
+        Ok(Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::new())?.0)
+    }
+    assert!(boxed().unwrap_err().to_string().contains("\"nothing\" matches none of"));
+}
+
+/// A filter or other user code may panic while a configuration is applied.
+#[test]
+fn panics_while_applying() {
+    let config = Float8Config::tensorwise();
+    panic_of(|| drop(config.apply_with(Mlp::<B>::new(), |_| panic!("filter"))));
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    panic_of(|| drop(config.apply_with(model.clone(), |_| panic!("filter"))));
+    model.forward(x()).sum().backward();
+    own_report(&model).verify().unwrap();
+    let model = config.apply(model).unwrap().0;
+    model.forward(x()).sum().backward();
+    assert_eq!(layer_of(&model, "first").fprop.emulated, 2);
+}
+
+/// A baseline cloned from the model with another configuration leaves the first model unchanged.
+#[test]
+fn a_clone_by_another_configuration() {
+    let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
+    model.forward(x()).sum().backward();
+    let other = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]).apply(model.clone()).unwrap().0;
+    other.forward(x()).sum().backward();
+    model.forward(x()).sum().backward();
+    let policies = |model: &Mlp<B>| ["first", "second"].map(|name| layer_of(model, name).policy);
+    assert_eq!(policies(&model), ["delayed", "delayed"]);
+    assert_eq!(policies(&other), ["rowwise", "high precision: filter \"second\""]);
+    let calls = |model: &Mlp<B>| ["first", "second"].map(|name| float8_calls(&layer_of(model, name))[0]);
+    assert_eq!((calls(&model), calls(&other)), ([2, 2], [1, 0]));
+}
+
+/// A custom type that the model lacks is an error, like an unknown linear name. Two weights in one
+/// type have two names.
+#[test]
+fn custom_types_are_checked() {
+    #[derive(Module, Debug)]
+    struct Gate<B: Backend> {
+        weight: Param<Tensor<B, 2>>,
+        gate: Param<Tensor<B, 2>>,
+        scale: Param<Tensor<B, 1>>,
+    }
+    let gate = || {
+        let weight = |seed| Param::from_tensor(tensor::<B, 2>([D, D], seed));
+        Gate { weight: weight(1), gate: weight(2), scale: Param::from_tensor(tensor([D], 3)) }
+    };
+    let types = |names: &[&str]| Float8Config::tensorwise().with_module_types(names.iter().copied());
+    assert_eq!(types(&["Gate", "Gate.gate"]).apply(vec![gate()]).unwrap().1.converted, ["0", "0.gate"]);
+    assert_eq!(types(&["Gate.gate"]).apply(gate()).unwrap().1.converted, ["gate"]);
+    for wrong in ["Gate.weights", "Gate.scale"] {
+        let error = types(&["Gate", wrong]).apply(gate()).unwrap_err().error;
+        let expected = format!("module_types = {wrong:?}: the model has no parameter of rank 2 that it names");
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+/// There is no state before a configuration is applied.
+#[test]
+fn a_state_module_needs_a_configuration() {
+    let model: Mlp<B> = Mlp::new();
+    assert_eq!(Float8StateModule::new(&model).unwrap_err(), Float8Error::NotApplied);
+    Float8StateModule::new(&applied(&Float8Config::tensorwise(), model)).unwrap();
+}
+
+#[derive(Module, Debug)]
+struct Numbered<B: Backend> {
+    fc1: Linear<B>,
+    fc10: Linear<B>,
+}
+
+#[derive(Module, Debug)]
+struct TwoLists<B: Backend> {
+    encoder: Vec<Linear<B>>,
+    decoder: Vec<Linear<B>>,
+}
+
+fn square<B: Backend>() -> Linear<B> {
+    LinearConfig::new(D, D).init(&Default::default())
+}
+
+fn skipped<M: Module<B>>(config: &Float8Config, model: M) -> Vec<String> {
+    config.apply(model).map_err(|error| error.error).unwrap().1.skipped.into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn a_pattern_that_is_a_name_is_no_part_of_others() {
+    let model = || Numbered { fc1: square(), fc10: square() };
+    let config = |pattern: &str| Float8Config::tensorwise().with_filter_fqns([pattern]);
+    assert_eq!(skipped(&config("fc1"), model()), ["fc1"]);
+    assert_eq!(skipped(&config("c10"), model()), ["fc10"]);
+}
+
+#[test]
+fn the_first_of_two_equally_long_lists_has_the_layers() {
+    let list = || vec![square(), square()];
+    let config = Float8Config::tensorwise().with_layers_in_high_precision(1, 0);
+    assert_eq!(skipped(&config, TwoLists { encoder: list(), decoder: list() }), ["encoder.0"]);
+}
+
+/// An equal configuration keeps counters and histories. Another one forgets reasons, and each
+/// reverts `without_float8`.
+#[test]
+fn applying_again() {
+    let config = Float8Config::new(Recipe::Delayed);
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let (model, _) = train(model, 0..3, |m, _| m.forward(x()).powf_scalar(2.0).mean());
+    let state = Float8State::export(&model);
+    let again = config.apply(without_float8(model)).unwrap().0;
+    assert_eq!(Float8State::export(&again), state);
+    again.forward(x());
+    assert_eq!(float8_calls(&layer_of(&again, "first"))[0], 4);
+
+    let (filtered, _) = Float8Config::tensorwise().with_filter_fqns(["first"]).apply(again).unwrap();
+    filtered.forward(x());
+    let of = |model: &Mlp<B>| {
+        let layer = layer_of(model, "first");
+        (float8_calls(&layer)[0], high_precision_calls(&layer)[0], layer.fprop.reason)
+    };
+    assert_eq!(of(&filtered), (0, 1, Some("filter \"first\"".into())));
+    let model = Float8Config::tensorwise().apply(without_float8(filtered)).unwrap().0;
+    assert_eq!(of(&model), (0, 0, None));
+    model.forward(x());
+    assert_eq!(of(&model), (1, 0, None));
+}
+
+/// `w · z` is not a linear: it is counted but not cast.
+#[test]
+fn a_weight_on_the_left_is_counted() {
+    let model: Mlp<F8> = applied(&Float8Config::tensorwise(), Mlp::new());
+    let width = model.first.weight.dims()[1];
+    model.first.weight.val().matmul(tensor([width, 3], 1));
+    let first = layer_of(&model, "first");
+    assert_eq!((first.weight_matmuls, float8_calls(&first)), (1, [0; 3]));
+}

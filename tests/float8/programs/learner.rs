@@ -1,0 +1,98 @@
+//! burn-train's learner: it trains, checkpoints, resumes with the FP8 state in the model's record, and
+//! runs on two devices.
+use burn::module::AutodiffModule;
+use burn_float8::{Float8Config, Float8State, Recipe};
+use burn_train::checkpoint::KeepLastNCheckpoints;
+use burn_train::{ExecutionStrategy, InferenceStep, MultiDeviceOptim, RegressionOutput, TrainStep};
+
+use crate::programs::support::learner::{Batch, History, StateLast, Stateless, Trainable, fit, net, trainable};
+use crate::programs::support::{B, F8, float8_calls, own_report};
+
+const RATE: f64 = 1e-2;
+/// 12 rows in batches of 3.
+const STEPS: u64 = 4;
+
+fn mean(history: &[(usize, u32)], epoch: usize) -> f32 {
+    let losses: Vec<_> = history.iter().filter(|(e, _)| *e == epoch).map(|(_, bits)| f32::from_bits(*bits)).collect();
+    losses.iter().sum::<f32>() / losses.len() as f32
+}
+
+#[test]
+fn the_learner_trains() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trainable(&Float8Config::tensorwise().with_strict(true), 1);
+    let ([train, valid], trained) = fit(model, folder.path(), 6, RATE, |training| training);
+    assert_eq!((train.len(), valid.len()), (6 * 4, 6 * 2));
+    assert!(mean(&train, 6) < 0.8 * mean(&train, 1), "{} {}", mean(&train, 1), mean(&train, 6));
+    let report = own_report::<F8, _>(&trained);
+    for l in &report.layers {
+        // Training batches, plus the forwards of validation.
+        assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [6 * 4 + 6 * 2, 6 * 4], "{}", l.name);
+        assert_eq!(l.totals().high_precision, 0, "{}", l.name);
+    }
+    report.verify().unwrap();
+    // The last validation has begun the next step.
+    assert_eq!(Float8State::export::<F8, _>(&trained.net).step, 6 * STEPS + 1);
+}
+
+/// Four epochs without interruption, against two epochs and two more in a new model restored from
+/// the checkpoint.
+fn resumes<M>(new: impl Fn(u64) -> M) -> [History; 2]
+where
+    M: TrainStep<Input = Batch<B>, Output = RegressionOutput<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
+    M::InnerModule: InferenceStep<Input = Batch<F8>, Output = RegressionOutput<F8>>,
+{
+    let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let keep = || KeepLastNCheckpoints::new(4);
+    let (uninterrupted, _) = fit(new(1), whole.path(), 4, RATE, |t| t.with_checkpointing_strategy(keep()));
+    let (first, _) = fit(new(1), parts.path(), 2, RATE, |t| t.with_checkpointing_strategy(keep()));
+    let until = |history: &[(usize, u32)]| history.iter().copied().filter(|(e, _)| *e <= 2).collect::<Vec<_>>();
+    assert_eq!(first, uninterrupted.clone().map(|history| until(&history)), "the same run twice");
+    let (resumed, _) = fit(new(2), parts.path(), 4, RATE, |t| t.with_checkpointing_strategy(keep()).checkpoint(2));
+    let after = |history: &[(usize, u32)]| history.iter().copied().filter(|(e, _)| *e > 2).collect::<Vec<_>>();
+    [resumed, uninterrupted.map(|history| after(&history))]
+}
+
+#[test]
+fn a_resumed_run_goes_on_bit_for_bit() {
+    let config = Float8Config::new(Recipe::Delayed);
+    let [resumed, uninterrupted] = resumes(|seed| trainable(&config, seed));
+    assert_eq!(resumed, uninterrupted);
+    let [resumed, uninterrupted] = resumes(|seed| {
+        let Trainable { float8, net } = trainable(&config, seed);
+        StateLast { net, float8 }
+    });
+    assert_eq!(resumed, uninterrupted);
+    // Without the state the first losses differ already, so the test can fail.
+    let [resumed, uninterrupted] = resumes(|seed| Stateless { net: net(&config, seed) });
+    assert_ne!(resumed[0][0], uninterrupted[0][0]);
+}
+
+/// Two workers on one CPU, whose losses arrive in any order.
+#[test]
+fn the_learner_runs_on_two_devices() {
+    let run = |recipe| {
+        let folder = tempfile::tempdir().unwrap();
+        let model = trainable(&Float8Config::new(recipe).with_strict(true), 1);
+        let devices = vec![Default::default(); 2];
+        let strategy = ExecutionStrategy::<B>::multi(devices, MultiDeviceOptim::OptimMainDevice);
+        let ([mut train, valid], trained) =
+            fit(model, folder.path(), 5, RATE, |training| training.with_training_strategy(strategy.into()));
+        train.chunks_mut(2).for_each(|pair| pair.sort());
+        // Six rows in batches of three for each device.
+        assert_eq!((train.len(), valid.len()), (5 * 4, 5 * 2));
+        let report = own_report::<F8, _>(&trained);
+        report.verify().unwrap();
+        for l in &report.layers {
+            assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [5 * 4 + 5 * 2, 5 * 4], "{recipe} {}", l.name);
+            assert_eq!(l.totals().high_precision, 0, "{recipe} {}", l.name);
+        }
+        assert_eq!(Float8State::export::<F8, _>(&trained.net).step, 5 * 2 + 1, "{recipe}: the optimizer's steps");
+        (train, valid)
+    };
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+        let (train, valid) = run(recipe);
+        assert!(mean(&train, 5) < 0.9 * mean(&train, 1), "{recipe}");
+        assert_eq!(run(recipe), (train, valid), "{recipe}: whichever worker is first");
+    }
+}

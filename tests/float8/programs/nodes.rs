@@ -1,0 +1,385 @@
+//! A linear is one autodiff node, which keeps the inputs of its backward. Its y, gradients, counts
+//! and histories equal a separate linear's bit for bit, for any other operations in or next to its
+//! graph.
+use std::cell::RefCell;
+
+use burn::module::{AutodiffModule, Module};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::{
+    Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, float8_autocast, set_float8_enabled,
+};
+
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{
+    B, F8, Plain, applied, bits, constant, float8_calls, has_float8_wgrad, high_precision_calls, layer_of, own_report,
+    tensor, train, unrelated_backward, values,
+};
+
+const M: usize = 9;
+const K: usize = 40;
+const N: usize = 24;
+
+fn x(seed: u64) -> Tensor<B, 2> {
+    tensor([M, K], seed)
+}
+
+fn dy(seed: u64) -> Tensor<B, 2> {
+    tensor([M, N], 100 + seed)
+}
+
+fn linear(config: &Float8Config) -> Linear<B> {
+    applied(config, LinearConfig::new(K, N).init(&Default::default()))
+}
+
+/// Input of [`Mlp`]. Growing amaxes reveal a scale from another step.
+fn input(step: u64) -> Tensor<B, 2> {
+    tensor::<B, 2>([6, D], step) * (1.0 + step as f32)
+}
+
+/// Larger than any input, so that a trace of it is visible.
+fn larger(step: u64) -> Tensor<B, 2> {
+    tensor::<B, 2>([6, D], 500 + step) * 100.0
+}
+
+fn loss(y: Tensor<B, 2>) -> Tensor<B, 1> {
+    y.powf_scalar(2.0).mean()
+}
+
+fn dws(model: &Mlp<B>, grads: &<B as AutodiffBackend>::Gradients) -> [Vec<u32>; 2] {
+    [&model.first, &model.second].map(|l| bits(l.weight.grad(grads).expect("tracked")))
+}
+
+/// FP8 and high-precision calls of both linears.
+fn calls(model: &Mlp<B>) -> [[[u64; 3]; 2]; 2] {
+    ["first", "second"].map(|name| {
+        let layer = layer_of(model, name);
+        [float8_calls(&layer), high_precision_calls(&layer)]
+    })
+}
+
+/// Last statistics of every operand.
+fn health(model: &Mlp<B>) -> Vec<String> {
+    let layers = own_report(model).layers;
+    let gemms = layers.iter().flat_map(|l| l.gemms().map(|(gemm, calls)| (l, gemm, calls)));
+    gemms
+        .map(|(l, gemm, calls)| format!("{} {gemm} {:?}", l.name, calls.operands.each_ref().map(|o| &o.health)))
+        .collect()
+}
+
+/// Two uses of one linear in one graph, each in FP8 or not: gradients are the sum of both separate
+/// ones.
+#[test]
+fn each_use_keeps_the_precision_of_its_forward() {
+    /// y, dx and dw.
+    fn alone(l: &Linear<B>, is_on: bool, seed: u64, dy: Tensor<B, 2>) -> [Tensor<F8, 2>; 3] {
+        let x = x(seed).require_grad();
+        let y = float8_autocast(is_on, || l.forward(x.clone()));
+        let grads = (y.clone() * dy).sum().backward();
+        [y.inner(), x.grad(&grads).expect("tracked"), l.weight.grad(&grads).expect("tracked")]
+    }
+    for recipe in Recipe::ALL {
+        let config = Float8Config::new(recipe).with_strict(true);
+        let other = linear(&config);
+        let [on, off] = [true, false].map(|is_on| alone(&other, is_on, 1, dy(1)).map(bits));
+        assert!(on[0] != off[0] && on[1] != off[1], "{recipe}");
+        assert_eq!(on[2] != off[2], has_float8_wgrad(recipe), "{recipe}");
+        for uses in [[true, true], [true, false], [false, true], [false, false]] {
+            for is_shared in [true, false] {
+                let what = format!("{recipe} {uses:?} {is_shared}");
+                let seeds = [1, if is_shared { 1 } else { 2 }];
+                let first = x(seeds[0]).require_grad();
+                let second = if is_shared { first.clone() } else { x(seeds[1]).require_grad() };
+                let l = linear(&config);
+                let y = float8_autocast(uses[0], || l.forward(first.clone()));
+                let z = float8_autocast(uses[1], || l.forward(second.clone()));
+                let grads = ((y.clone() * dy(1)).sum() + (z.clone() * dy(2)).sum()).backward();
+
+                let [want_y, dx, dw] = alone(&other, uses[0], seeds[0], dy(1));
+                let [want_z, dz, dv] = alone(&other, uses[1], seeds[1], dy(2));
+                assert_eq!([bits(y), bits(z)], [bits(want_y), bits(want_z)], "{what}");
+                assert_eq!(bits(l.weight.grad(&grads).expect("tracked")), bits(dw + dv), "{what}");
+                let [ours, theirs] = [&first, &second].map(|x| bits(x.grad(&grads).expect("tracked")));
+                if is_shared {
+                    assert_eq!(ours, bits(dx + dz), "{what}");
+                } else {
+                    assert_eq!([ours, theirs], [bits(dx), bits(dz)], "{what}");
+                }
+                let on = uses.into_iter().filter(|is_on| *is_on).count() as u64;
+                let wgrads = if has_float8_wgrad(recipe) { on } else { 0 };
+                let layer = layer_of(&l, "linear");
+                assert_eq!(float8_calls(&layer), [on, on, wgrads], "{what}");
+                assert_eq!(high_precision_calls(&layer), [2 - on, 2 - on, 2 - wgrads], "{what}");
+            }
+        }
+    }
+}
+
+/// x is bf16, parameters are f32, and only the bias is trained.
+#[test]
+fn a_frozen_weight_with_a_trained_bias() {
+    const STEPS: u64 = 3;
+    // Sums of small integers are exact in bf16 too.
+    let dy: Vec<f32> = (0..M * N).map(|i| (i * 7 % 5) as f32 - 2.0).collect();
+    let db: Vec<f32> = (0..N).map(|n| dy.iter().skip(n).step_by(N).sum()).collect();
+    for (is_on, is_tracked) in [(true, false), (true, true), (false, false), (false, true)] {
+        let forward = |l: &Linear<B>, step: u64| {
+            let x = x(step).cast(DType::BF16).detach().set_require_grad(is_tracked);
+            let y = float8_autocast(is_on, || l.forward(x));
+            assert_eq!(y.dtype(), DType::BF16);
+            let dy = Tensor::<B, 2>::from_data(TensorData::new(dy.clone(), [M, N]), &Default::default());
+            (y * dy.cast(DType::BF16)).sum()
+        };
+        let mut l = linear(&Float8Config::tensorwise().with_strict(true));
+        l.weight = l.weight.set_require_grad(false);
+        let grads = forward(&l, 1).backward();
+        assert!(l.weight.grad(&grads).is_none());
+        let bias = |l: &Linear<B>| l.bias.as_ref().expect("it has one").val();
+        let ours = bias(&l).grad(&grads).expect("tracked");
+        assert_eq!((ours.dtype(), values(ours)), (DType::F32, db.clone()), "{is_on} {is_tracked}");
+
+        let before = [bits(l.weight.val()), bits(bias(&l))];
+        let (l, _) = train(l, 0..STEPS, forward);
+        assert_eq!(bits(l.weight.val()), before[0]);
+        assert_ne!(bits(bias(&l)), before[1]);
+        assert_eq!(bias(&l).dtype(), DType::F32);
+        let layer = layer_of(&l, "linear");
+        let [mut used, mut unused] = [float8_calls(&layer), high_precision_calls(&layer)];
+        if !is_on {
+            core::mem::swap(&mut used, &mut unused);
+        }
+        let dgrads = if is_tracked { 1 + STEPS } else { 0 };
+        assert_eq!((used, unused), ([1 + STEPS, dgrads, 0], [0; 3]), "{is_on} {is_tracked}");
+    }
+}
+
+#[derive(Module, Debug)]
+struct Pair<B: Backend> {
+    a: Linear<B>,
+    b: Linear<B>,
+}
+
+/// Two linears of one shape and one conversion read one x, each with its own recipe.
+#[test]
+fn one_x_into_two_recipes() {
+    let pairs = Recipe::ALL.into_iter().flat_map(|a| Recipe::ALL.map(|b| (a, b))).filter(|(a, b)| a != b);
+    for (a, b) in pairs {
+        let config = Float8Config::new(a).with_override(["b"], Float8LinearConfig::new(b)).with_strict(true);
+        for is_tracked in [true, false] {
+            let run = |uses: [bool; 2]| {
+                let new = || LinearConfig::new(K, N).init(&Default::default());
+                let model: Pair<B> = applied(&config, Pair { a: new(), b: new() });
+                let (linears, x) = ([&model.a, &model.b], x(1).set_require_grad(is_tracked));
+                let ys = [0, 1].map(|i| uses[i].then(|| linears[i].forward(x.clone())));
+                let losses = [0, 1].map(|i| ys[i].clone().map(|y| (y * dy(i as u64)).sum()));
+                let grads = losses.into_iter().flatten().reduce(|a, b| a + b).expect("one at least").backward();
+                let dw = linears.map(|l| l.weight.grad(&grads).map(bits));
+                let calls = ["a", "b"].map(|name| {
+                    let layer = layer_of(&model, name);
+                    [float8_calls(&layer), high_precision_calls(&layer)]
+                });
+                (ys.map(|y| y.map(bits)), dw, calls, x.grad(&grads))
+            };
+            let what = format!("{a} and {b}, {is_tracked}");
+            let (both, of_a, of_b) = (run([true, true]), run([true, false]), run([false, true]));
+            assert_eq!(both.0, [of_a.0[0].clone(), of_b.0[1].clone()], "{what}: y");
+            assert_eq!(both.1, [of_a.1[0].clone(), of_b.1[1].clone()], "{what}: dw");
+            assert_eq!(both.2, [of_a.2[0], of_b.2[1]], "{what}: calls");
+            assert_eq!(both.3.is_some(), is_tracked, "{what}");
+            let dx = of_a.3.zip(of_b.3).map(|(a, b)| bits(a + b));
+            assert_eq!(both.3.map(bits), dx, "{what}: dx");
+        }
+    }
+}
+
+/// Fate of a graph without a backward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Unread {
+    DroppedBefore,
+    DroppedBetween,
+    Kept,
+}
+
+#[test]
+fn a_graph_without_a_backward_has_run_fprop_alone() {
+    const STEPS: u64 = 4;
+    for recipe in [Recipe::Delayed, Recipe::Tensorwise, Recipe::Mxfp8] {
+        let run = |unread: Option<Unread>| {
+            let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
+            let kept = RefCell::new(vec![]);
+            let (model, losses) = train(applied(&config, Mlp::<B>::new()), 0..STEPS, |m, step| {
+                let other = || loss(m.forward(larger(step)));
+                if unread == Some(Unread::DroppedBefore) {
+                    drop(other());
+                    unrelated_backward();
+                }
+                let y = m.forward(input(step));
+                match unread {
+                    Some(Unread::DroppedBetween) => {
+                        drop(other());
+                        unrelated_backward();
+                    }
+                    Some(Unread::Kept) => kept.borrow_mut().push(other()),
+                    _ => {}
+                }
+                loss(y)
+            });
+            ((losses, Float8State::export(&model), health(&model)), calls(&model))
+        };
+        let (expected, calls) = run(None);
+        assert_eq!(calls, [[[STEPS, 0, STEPS], [0; 3]], [[STEPS; 3], [0; 3]]], "{recipe}");
+        for unread in [Unread::DroppedBefore, Unread::DroppedBetween, Unread::Kept] {
+            let (got, calls) = run(Some(unread));
+            assert_eq!(got, expected, "{recipe} {unread:?}");
+            let both = [[2 * STEPS, 0, STEPS], [2 * STEPS, STEPS, STEPS]];
+            assert_eq!(calls, both.map(|float8| [float8, [0; 3]]), "{recipe} {unread:?}");
+        }
+    }
+}
+
+/// Place of an evaluation between a forward and its backward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Here,
+    OnAnotherThread,
+    /// On another thread during backward. Not with linears of a graph: two threads that use one
+    /// graph may deadlock in Burn's autodiff.
+    DuringBackward,
+}
+
+impl Place {
+    fn run<T>(self, evaluate: impl Fn() + Sync, backward: impl FnOnce() -> T) -> T {
+        std::thread::scope(|scope| match self {
+            Self::Here => {
+                evaluate();
+                backward()
+            }
+            Self::OnAnotherThread => {
+                scope.spawn(&evaluate).join().expect("no panic");
+                backward()
+            }
+            Self::DuringBackward => {
+                let evaluation = scope.spawn(&evaluate);
+                let done = backward();
+                evaluation.join().expect("no panic");
+                done
+            }
+        })
+    }
+}
+
+/// Evaluates other data with the model, with its copy without gradients, or below autodiff.
+#[test]
+fn an_evaluation_between_forward_and_backward_leaves_no_trace() {
+    const STEPS: u64 = 4;
+    type Evaluate = fn(&Mlp<B>, u64);
+    let valid: Evaluate = |m, step| drop(m.valid().forward(larger(step).inner()));
+    let evaluations: [(Evaluate, Place); 5] = [
+        (valid, Place::OnAnotherThread),
+        (valid, Place::DuringBackward),
+        (|m, step| drop(m.clone().no_grad().forward(larger(step))), Place::OnAnotherThread),
+        (|m, step| drop(m.forward(larger(step))), Place::Here),
+        (|m, step| drop(m.forward(larger(step))), Place::OnAnotherThread),
+    ];
+    for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
+        let run = |evaluation: Option<(Evaluate, Place)>| {
+            let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
+            let mut model: Mlp<B> = applied(&config, Mlp::new());
+            let mut optimizer = AdamWConfig::new().init::<B, Mlp<B>>();
+            let mut gradients = vec![];
+            for step in 0..STEPS {
+                let loss = loss(model.forward(input(step)));
+                let grads = match evaluation {
+                    Some((evaluate, place)) => place.run(|| evaluate(&model, step), || loss.backward()),
+                    None => loss.backward(),
+                };
+                gradients.push(dws(&model, &grads));
+                let grads = GradientsParams::from_grads(grads, &model);
+                model = optimizer.step(1e-2, model, grads);
+            }
+            let backward_calls =
+                calls(&model).map(|[[_, dgrad, wgrad], high_precision]| (dgrad, wgrad, high_precision));
+            (gradients, Float8State::export(&model), health(&model), backward_calls)
+        };
+        let expected = run(None);
+        assert_eq!(expected.1.step, STEPS);
+        for (i, evaluation) in evaluations.into_iter().enumerate() {
+            assert_eq!(run(Some(evaluation)), expected, "{recipe}, evaluation {i}");
+        }
+    }
+}
+
+/// Only forward reads [`set_float8_enabled`].
+#[test]
+fn backward_follows_its_forward_through_a_switch() {
+    for recipe in Recipe::ALL {
+        let run = |forward: bool, backward: bool| {
+            let model: Mlp<B> = applied(&Float8Config::new(recipe).with_strict(true), Mlp::new());
+            set_float8_enabled(&model, forward);
+            let y = model.forward(input(1));
+            set_float8_enabled(&model, backward);
+            let grads = loss(y.clone()).backward();
+            let so_far = calls(&model);
+            // The next forward follows the current setting.
+            model.forward(input(1));
+            let next = [0, 1].map(|i| calls(&model)[0][i][0] - so_far[0][i][0]);
+            assert_eq!(next, [backward, !backward].map(u64::from), "{recipe}");
+            (bits(y), dws(&model, &grads), so_far)
+        };
+        let [on, off] = [run(true, true), run(false, false)];
+        assert_ne!(on.0, off.0, "{recipe}");
+        assert_eq!(run(true, false), on, "{recipe}");
+        assert_eq!(run(false, true), off, "{recipe}");
+        let wgrads = u64::from(has_float8_wgrad(recipe));
+        let float8 = [[[1, 0, wgrads], [0, 0, 1 - wgrads]], [[1, 1, wgrads], [0, 0, 1 - wgrads]]];
+        assert_eq!(on.2, float8, "{recipe}");
+        assert_eq!(off.2, [[[0; 3], [1, 0, 1]], [[0; 3], [1, 1, 1]]], "{recipe}");
+    }
+}
+
+/// With `matmul = true`, products of x and y have the shapes of a weight gradient and still equal
+/// the products without FP8.
+#[test]
+fn a_product_of_inputs_is_no_weight_gradient() {
+    type Forward = fn(&Linear<B>, Tensor<B, 2>) -> Tensor<B, 2>;
+    let by_linear: Forward = |l, x| l.forward(x);
+    let by_matmul: Forward = |l, x| x.matmul(l.weight.val());
+    for recipe in Recipe::ALL {
+        let config = Float8Config::from(Float8LinearConfig::new(recipe).with_matmul(true)).with_strict(true);
+        // Without products, with products outside of the loss, and with products in it.
+        let run = |forward: Forward, in_loss: Option<bool>| {
+            let l: Linear<B> = applied(&config, LinearConfig::new(K, N).with_bias(false).init(&Default::default()));
+            let x = x(1).require_grad();
+            let y = forward(&l, x.clone());
+            let products = in_loss.map(|_| [y.clone(), dy(2)].map(|right| x.clone().transpose().matmul(right)));
+            let mut loss = (y.clone() * dy(1)).sum();
+            for product in products.iter().flatten().filter(|_| in_loss == Some(true)) {
+                loss = loss + product.clone().tanh().sum();
+            }
+            let grads = loss.backward();
+            if let Some([of_y, of_dy]) = products {
+                let [plain_x, plain_y, plain_dy]: [Tensor<Plain, 2>; 3] = [x.clone(), y.clone(), dy(2)].map(constant);
+                assert_eq!(bits(of_y), bits(plain_x.clone().transpose().matmul(plain_y)), "{recipe}");
+                assert_eq!(bits(of_dy), bits(plain_x.transpose().matmul(plain_dy)), "{recipe}");
+            }
+            let layer = layer_of(&l, "linear");
+            let calls = [float8_calls(&layer), high_precision_calls(&layer)];
+            let gradients = [x.grad(&grads), l.weight.grad(&grads)].map(|grad| bits(grad.expect("tracked")));
+            (bits(y), gradients, calls)
+        };
+        let expected = run(by_linear, None);
+        let wgrads = u64::from(has_float8_wgrad(recipe));
+        assert_eq!(expected.2, [[1, 1, wgrads], [0, 0, 1 - wgrads]], "{recipe}");
+        for forward in [by_linear, by_matmul] {
+            for in_loss in [None, Some(false)] {
+                assert_eq!(run(forward, in_loss), expected, "{recipe} {in_loss:?}");
+            }
+        }
+        let with_products = run(by_linear, Some(true));
+        assert_ne!(with_products.1, expected.1, "{recipe}");
+        assert_eq!(with_products.2, expected.2, "{recipe}");
+        assert_eq!(run(by_matmul, Some(true)), with_products, "{recipe}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Optimizers, gradient clipping and accumulation.
+use burn::grad_clipping::GradientClippingConfig;
+use burn::nn::Linear;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsAccumulator, GradientsParams, LBFGSConfig,
+    LineSearchFn, MuonConfig, Optimizer, RmsPropConfig, SgdConfig,
+};
+use burn::tensor::Tensor;
+use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
+
+use crate::programs::support::models::{Attention, D, Mlp};
+use crate::programs::support::{
+    B, Plain, applied, bits, float8_calls, high_precision_calls, own_report, tensor, values, with_parameters,
+};
+
+fn x(seed: u64) -> Tensor<B, 3> {
+    tensor([2, 4, D], seed)
+}
+
+fn loss(model: &Attention<B>) -> Tensor<B, 1> {
+    (model.forward(x(1)) - tensor::<B, 3>([2, 4, D], 2).tanh()).powf_scalar(2.0).mean()
+}
+
+/// Trains a converted model with one filtered layer, and checks that every linear keeps its
+/// precision.
+fn keeps_every_layer<O: Optimizer<Attention<B>, B>>(name: &str, mut optimizer: O) {
+    const STEPS: u64 = 3;
+    let config = Float8Config::tensorwise().with_filter_fqns(["k"]).with_strict(true);
+    let mut model: Attention<B> = applied(&config, Attention::new());
+    let before = bits(model.v.weight.val());
+    for _ in 0..STEPS {
+        let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+        model = optimizer.step(1e-2, model, grads);
+    }
+    assert_ne!(bits(model.v.weight.val()), before, "{name}");
+    assert_kept(name, &model, STEPS);
+}
+
+fn assert_kept(name: &str, model: &Attention<B>, calls: u64) {
+    let report = own_report(model);
+    for l in &report.layers {
+        let wanted = if l.name == "k" { [0, calls] } else { [calls, 0] };
+        let found = [float8_calls(l), high_precision_calls(l)].map(|calls| [calls[0], calls[2]]);
+        assert_eq!(found, wanted.map(|calls| [calls; 2]), "{name}: fprop and wgrad of {}", l.name);
+    }
+    report.verify().unwrap();
+}
+
+#[test]
+fn layers_survive_optimizers() {
+    let by_value = Some(GradientClippingConfig::Value(0.01));
+    let by_norm = Some(GradientClippingConfig::Norm(0.1));
+    keeps_every_layer("momentum", SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init());
+    keeps_every_layer("adam", AdamConfig::new().init());
+    keeps_every_layer("adamw", AdamWConfig::new().with_weight_decay(0.1).init());
+    keeps_every_layer("adamw, clipped by value", AdamWConfig::new().with_grad_clipping(by_value).init());
+    keeps_every_layer("adamw, clipped by norm", AdamWConfig::new().with_grad_clipping(by_norm).init());
+    keeps_every_layer("adan", AdanConfig::new().with_weight_decay(0.01).init());
+    keeps_every_layer("rmsprop", RmsPropConfig::new().init());
+    keeps_every_layer("adagrad", AdaGradConfig::new().init());
+}
+
+/// Clipping works: SGD moves no parameter by more than the rate times the limit.
+#[test]
+fn clipping_clips_the_gradients_of_float8_linears() {
+    let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
+    let before = values(model.q.weight.val());
+    let clipping = Some(GradientClippingConfig::Value(1e-4));
+    let mut sgd = SgdConfig::new().with_gradient_clipping(clipping).init::<B, Attention<B>>();
+    let grads = GradientsParams::from_grads((loss(&model) * 100.0).backward(), &model);
+    let largest = values(grads.get::<crate::programs::support::F8, 2>(model.q.weight.id).unwrap());
+    assert!(largest.iter().any(|g| g.abs() > 1e-4), "there is something to clip");
+    let model = sgd.step(1.0, model, grads);
+    let moved = before.iter().zip(values(model.q.weight.val())).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+    assert!(moved <= 1.01e-4 && moved > 0.5e-4, "{moved:e}");
+}
+
+/// L-BFGS flattens all parameters into one vector and slices the new ones from it.
+#[test]
+fn lbfgs() {
+    for line_search in [LineSearchFn::None, LineSearchFn::StrongWolfe] {
+        let config = Float8Config::tensorwise().with_filter_fqns(["k"]);
+        let mut model: Attention<B> = applied(&config, Attention::new());
+        let lbfgs = LBFGSConfig::new().with_max_iter(4).with_line_search_fn(line_search);
+        let mut optimizer = lbfgs.init::<B>();
+        let (mut calls, mut losses) = (0, vec![]);
+        for _ in 0..2 {
+            (model, _) = optimizer.step(0.5, model, |model| {
+                calls += 1;
+                let loss = loss(&model);
+                let value = values(loss.clone())[0];
+                losses.push(value);
+                (f64::from(value), GradientsParams::from_grads(loss.backward(), &model))
+            });
+        }
+        let least = losses.iter().copied().fold(f32::MAX, f32::min);
+        assert!(least < 0.95 * losses[0], "{line_search:?}: {losses:?}");
+        assert_kept(&format!("{line_search:?}"), &model, calls);
+    }
+}
+
+/// Weights after one Muon step with these gradients.
+fn muon_step<A: burn::tensor::backend::AutodiffBackend>(
+    model: Attention<A>,
+    grads: &[(&str, Vec<f32>)],
+) -> Vec<Vec<u32>> {
+    let mut params = GradientsParams::new();
+    for (linear, (name, values)) in linears(&model).into_iter().zip(grads) {
+        assert_eq!(linear.1, *name);
+        let data = burn::tensor::TensorData::new(values.clone(), linear.0.weight.dims());
+        let grad = Tensor::<A::InnerBackend, 2>::from_data(data, &Default::default());
+        params.register::<A::InnerBackend, 2>(linear.0.weight.id, grad);
+    }
+    let model = MuonConfig::new().init::<A, Attention<A>>().step(0.02, model, params);
+    linears(&model).into_iter().map(|(linear, _)| bits(linear.weight.val())).collect()
+}
+
+fn linears<A: burn::tensor::backend::Backend>(m: &Attention<A>) -> [(&Linear<A>, &'static str); 5] {
+    [(&m.embed, "embed"), (&m.q, "q"), (&m.k, "k"), (&m.v, "v"), (&m.o, "o")]
+}
+
+/// Muon multiplies gradients by each other. These are neither weights nor linears, so it never uses
+/// FP8, also if a gradient is computed element-wise from the weight.
+#[test]
+fn muon() {
+    let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let mut model: Attention<B> = applied(&Float8Config::from(linear).with_strict(true), Attention::new());
+    let mut optimizer = MuonConfig::new().init::<B, Attention<B>>();
+    for _ in 0..4 {
+        let penalty = linears(&model).map(|(l, _)| l.weight.val().powf_scalar(2.0).sum());
+        let penalty = penalty.into_iter().reduce(|a, b| a + b).expect("five");
+        let grads = GradientsParams::from_grads((loss(&model) + penalty * 1e-2).backward(), &model);
+        model = optimizer.step(2e-2, model, grads);
+    }
+    let report = own_report(&model);
+    for l in &report.layers {
+        assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [4; 2], "{}", l.name);
+        assert_eq!((l.weight_matmuls, l.totals().high_precision), (0, 0), "{}", l.name);
+    }
+    report.verify().unwrap();
+}
+
+#[test]
+fn muon_computes_what_it_does_without_float8() {
+    let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let model: Attention<B> = applied(&Float8Config::from(linear), Attention::new());
+    let plain: Attention<Plain> = with_parameters(Attention::new(), 1);
+    let grads = loss(&model).backward();
+    let grads: Vec<_> =
+        linears(&model).into_iter().map(|(l, name)| (name, values(l.weight.grad(&grads).unwrap()))).collect();
+    assert_eq!(muon_step(model, &grads), muon_step(plain, &grads));
+}
+
+/// Micro-batches belong to one step: histories advance once, and a weight is cast once.
+#[test]
+fn gradient_accumulation() {
+    let mut model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed), Mlp::new());
+    let mut optimizer = AdamWConfig::new().init::<B, Mlp<B>>();
+    for step in 0..4 {
+        let mut accumulator = GradientsAccumulator::new();
+        for micro_batch in 0..3 {
+            let x = tensor::<B, 2>([5, D], 10 * step + micro_batch);
+            let grads = model.forward(x).powf_scalar(2.0).mean().backward();
+            accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
+        }
+        let report = own_report(&model);
+        for l in &report.layers {
+            assert_eq!(l.casts[1], step + 1, "{}: one cast of the weight a step", l.name);
+            assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [3 * (step + 1); 2], "{}", l.name);
+        }
+        assert_eq!(Float8State::export(&model).step, step + 1);
+        model = optimizer.step(1e-2, model, accumulator.grads());
+    }
+    let state = Float8State::export(&model);
+    let history = &state.layers["first"].input.as_ref().expect("delayed").history;
+    assert_eq!(history.iter().filter(|amax| **amax > 0).count(), 3, "the last step is not over");
+}

@@ -1,0 +1,81 @@
+//! A panic inside a linear poisons nothing: the next call works, on the same thread and on others.
+use burn::backend::{Autodiff, Flex};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Tensor};
+use burn_float8::{Float8, Float8Config, Float8State, Recipe, StatisticsConfig, grouped_linear, report};
+
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{B, applied, assert_falls, bits, layer_of, panic_of, tensor, train};
+
+fn x(seed: u64) -> Tensor<B, 2> {
+    tensor([6, D], seed)
+}
+
+fn loss(m: &Mlp<B>, step: u64) -> Tensor<B, 1> {
+    (m.forward(x(step % 2)) - tensor::<B, 2>([6, 4], 2).tanh()).powf_scalar(2.0).mean()
+}
+
+/// Trains with panics from `interrupt`, and expects the results of a run without it.
+fn survives(recipe: Recipe, interrupt: fn(&Mlp<B>)) {
+    let config = Float8Config::new(recipe).with_strict(true).with_statistics(StatisticsConfig::every(1));
+    let run = |interrupt: Option<fn(&Mlp<B>)>| {
+        let model: Mlp<B> = applied(&config, Mlp::new());
+        let (model, losses) = train(model, 0..12, |m, step| {
+            if let Some(interrupt) = interrupt {
+                panic_of(|| interrupt(m));
+            }
+            let loss = loss(m, step);
+            if let Some(interrupt) = interrupt {
+                // Also between forward and backward, and on another thread.
+                panic_of(|| interrupt(m));
+                let copy = m.clone();
+                let thread = std::thread::spawn(move || interrupt(&copy));
+                assert!(thread.join().is_err());
+            }
+            loss
+        });
+        let losses_bits: Vec<_> = losses.iter().map(|loss| loss.to_bits()).collect();
+        assert_falls(&losses);
+        (losses_bits, Float8State::export(&model), layer_of(&model, "second").fprop.emulated)
+    };
+    assert_eq!(run(Some(interrupt)), run(None), "{recipe}");
+}
+
+#[test]
+fn strict_panics_in_forward() {
+    for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
+        survives(recipe, |m| drop(m.second.forward(tensor::<B, 2>([6, 2 * D], 3).cast(DType::F64))));
+    }
+}
+
+#[test]
+fn wrong_shapes() {
+    for recipe in [Recipe::Delayed, Recipe::Rowwise] {
+        survives(recipe, |m| drop(m.first.forward(tensor::<B, 2>([6, D + 1], 3))));
+    }
+}
+
+/// Linears of the device's default layer share their counters with all others there.
+#[test]
+fn untagged_linears() {
+    let linear = LinearConfig::new(D, D).init::<B>(&Default::default());
+    let before = bits(linear.forward(x(1)));
+    panic_of(|| drop(linear.forward(tensor::<B, 2>([6, D + 1], 3))));
+    assert_eq!(bits(linear.forward(x(1))), before);
+    let _ = report::<B, Linear<B>>(&linear);
+}
+
+/// The wrong order of wrappers panics in the first backward, if no `apply` has failed to compile.
+#[test]
+fn the_other_order() {
+    type Wrong = Autodiff<Float8<Flex>>;
+    for bias in [true, false] {
+        let linear = LinearConfig::new(D, D).with_bias(bias).init::<Wrong>(&Default::default());
+        let y = linear.forward(tensor::<Wrong, 2>([6, D], 1));
+        let message = panic_of(|| drop(y.sum().backward()));
+        assert!(message.contains("write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"), "{message}");
+    }
+    let ends = Tensor::from_ints([2, 6], &Default::default());
+    let message = panic_of(|| drop(grouped_linear(tensor::<Wrong, 2>([6, D], 1), tensor([2, D, D], 2), ends)));
+    assert!(message.contains("Float8 wraps the backend that you train with"), "{message}");
+}

@@ -1,0 +1,122 @@
+//! Records: loading into copies without autodiff, round trips through every recorder, and models
+//! without gradients.
+use burn::module::{AutodiffModule, Module};
+use burn::record::{
+    BinFileRecorder, BinGzFileRecorder, DoublePrecisionSettings, FileRecorder, FullPrecisionSettings,
+    HalfPrecisionSettings, JsonGzFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder, PrettyJsonFileRecorder,
+};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_float8::{Float8Config, Float8State, Recipe};
+
+use crate::programs::support::learner::{Trainable, trainable};
+use crate::programs::support::models::{Attention, D, Mlp};
+use crate::programs::support::{
+    B, F8, Plain, applied, bits, float8_calls, high_precision_calls, layer, layer_of, own_report, tensor, train,
+    with_parameters,
+};
+
+fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
+    tensor([6, D], seed)
+}
+
+fn loss(m: &Mlp<B>, step: u64) -> Tensor<B, 1> {
+    (m.forward(x(step)) * (1.0 + step as f32)).powf_scalar(2.0).mean()
+}
+
+/// Parameters of a `valid` copy have no mappers, so values loaded into them are untagged.
+#[test]
+fn loaded_into_a_copy_without_autodiff() {
+    let config = Float8Config::tensorwise().with_filter_fqns(["first"]);
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let other: Mlp<F8> = with_parameters(Mlp::new(), 2);
+    let copy = model.valid().load_record(other.clone().into_record());
+    copy.forward(x::<F8>(1));
+    assert_eq!(float8_calls(&layer_of(&model, "first")), [0; 3], "filtered");
+    // Nor in FP8 as an untagged linear: the numbers are the inner backend's.
+    let plain: Mlp<Plain> = with_parameters(Mlp::new(), 2);
+    assert_eq!(bits(copy.first.forward(x::<F8>(1))), bits(plain.first.forward(x::<Plain>(1))));
+    // Applied again, it runs as configured.
+    let copy = config.apply(copy).unwrap().0;
+    copy.forward(x::<F8>(1));
+    let report = own_report(&copy);
+    assert_eq!(float8_calls(layer(&report, "first")), [0; 3]);
+    assert_eq!(float8_calls(layer(&report, "second")), [1, 0, 0]);
+}
+
+/// Values loaded into the model itself are tagged.
+#[test]
+fn loaded_into_the_model() {
+    let config = Float8Config::tensorwise().with_filter_fqns(["first"]).with_strict(true);
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let model = model.load_record(with_parameters::<B, _>(Mlp::new(), 2).into_record());
+    model.forward(x::<B>(1)).sum().backward();
+    model.valid().forward(x::<F8>(1));
+    let report = own_report(&model);
+    assert_eq!(high_precision_calls(layer(&report, "first")), [2, 0, 1]);
+    assert_eq!(float8_calls(layer(&report, "second")), [2, 1, 1]);
+    report.verify().unwrap();
+}
+
+#[test]
+fn without_gradients() {
+    let config = Float8Config::tensorwise().with_filter_fqns(["k"]).with_strict(true);
+    let model: Attention<B> = applied(&config, Attention::new());
+    let model = model.no_grad();
+    let x = tensor::<B, 3>([2, 4, D], 1).require_grad();
+    let grads = model.forward(x.clone()).sum().backward();
+    assert!(x.grad(&grads).is_some());
+    let report = own_report(&model);
+    for name in ["embed", "q", "v", "o"] {
+        assert_eq!(float8_calls(layer(&report, name)), [1, 1, 0], "{name}");
+    }
+    assert_eq!(high_precision_calls(layer(&report, "k")), [1, 1, 0]);
+    report.verify().unwrap();
+}
+
+fn new(seed: u64) -> Trainable<B> {
+    trainable(&Float8Config::new(Recipe::Delayed), seed)
+}
+
+fn trained() -> Trainable<B> {
+    train(new(1), 0..4, |m, step| loss(&m.net, step)).0
+}
+
+/// Saves a trained model to a file and loads it into another.
+fn through_file<R: FileRecorder<B>>(recorder: R) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trained();
+    let state = Float8State::export(&model.net);
+    assert!(state.layers["first"].input.is_some());
+    let path = folder.path().join("model");
+    model.save_file(&path, &recorder).unwrap();
+    let loaded = new(2).load_file(&path, &recorder, &Default::default()).unwrap();
+    assert_eq!(Float8State::export(&loaded.net), state, "{}", R::file_extension());
+}
+
+/// The state is stored as bits, not floats, so no recorder's precision rounds it. In formats
+/// without names a missing field shifts all others.
+#[test]
+fn the_state_goes_through_every_recorder() {
+    through_file(NamedMpkFileRecorder::<HalfPrecisionSettings>::new());
+    through_file(NamedMpkGzFileRecorder::<DoublePrecisionSettings>::new());
+    through_file(PrettyJsonFileRecorder::<FullPrecisionSettings>::new());
+    through_file(JsonGzFileRecorder::<FullPrecisionSettings>::new());
+    through_file(BinFileRecorder::<FullPrecisionSettings>::new());
+    through_file(BinGzFileRecorder::<HalfPrecisionSettings>::new());
+}
+
+/// The state's module supports the usual operations on modules.
+#[test]
+fn the_state_is_a_module_like_others() {
+    let model = trained();
+    let state = Float8State::export(&model.net);
+    let model = model.clone().fork(&Default::default()).to_device(&Default::default()).no_grad();
+    assert_eq!(Float8State::export(&model.net), state);
+    let inner = model.valid();
+    inner.net.forward(x::<F8>(1));
+    assert!(!format!("{model} {model:?}").is_empty());
+    assert_eq!(Module::<B>::num_params(&model), Module::<B>::num_params(&model.net), "it has no parameters");
+    let back = Trainable::<B>::from_inner(inner);
+    assert_eq!(Float8State::export(&back.net).step, Float8State::export(&model.net).step);
+}

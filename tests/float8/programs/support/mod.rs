@@ -1,0 +1,181 @@
+//! Shared parts of the programs: deterministic parameters and data, a training loop, and checks of
+//! reports.
+pub mod learner;
+pub mod models;
+
+use burn::backend::{Autodiff, Flex};
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Tensor, TensorData};
+use burn_float8::{
+    Float8, Float8Config, Float8Error, Float8Stack, Recipe, Report, report,
+    report::{LayerReport, UNTAGGED_NAME},
+};
+pub use test_data::{panic_of, relative_error};
+
+/// FP8 backend.
+pub type B = Float8<Autodiff<Flex>>;
+/// FP8 backend without autodiff.
+pub type F8 = Float8<Flex>;
+/// Autodiff without FP8.
+pub type Plain = Autodiff<Flex>;
+
+/// `n` approximately normal values; seeds start at 0.
+pub fn normal(n: usize, seed: u64) -> Vec<f32> {
+    test_data::normal(n, seed + 1)
+}
+
+/// Normal tensor on the default device, the same for every backend.
+pub fn tensor<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
+    let values = normal(shape.iter().product(), seed);
+    Tensor::from_data(TensorData::new(values, shape), &Default::default())
+}
+
+/// Values of a tensor.
+pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().convert::<f32>().to_vec().expect("converted to f32")
+}
+
+/// Values of a tensor as a new constant, on any backend.
+pub fn constant<A: Backend, B: Backend, const D: usize>(tensor: Tensor<A, D>) -> Tensor<B, D> {
+    Tensor::from_data(tensor.into_data(), &Default::default())
+}
+
+/// Bits of a tensor's values, for exact comparisons.
+pub fn bits<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<u32> {
+    values(tensor).into_iter().map(f32::to_bits).collect()
+}
+
+/// Sets parameters that depend only on their position and the seed. Burn's `seed` is shared by all
+/// tests of the process.
+pub fn with_parameters<B: Backend, M: Module<B>>(model: M, seed: u64) -> M {
+    struct Set {
+        path: Vec<String>,
+        seed: u64,
+    }
+    impl<B: Backend> ModuleMapper<B> for Set {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            self.seed += 1;
+            let is_norm = self.path.iter().any(|name| name.starts_with("norm"));
+            if is_norm {
+                return param;
+            }
+            let seed = self.seed;
+            param.map(|t| {
+                let dims = t.dims();
+                let scale = if D == 1 { 0.05 } else { (dims[0] as f32).powf(-0.5) };
+                let new = tensor::<B, D>(dims, seed) * scale;
+                new.set_require_grad(t.is_require_grad())
+            })
+        }
+    }
+    model.map(&mut Set { path: vec![], seed: 1000 * seed })
+}
+
+/// Model with fixed parameters and the configuration applied.
+pub fn applied<B: Float8Stack, M: Module<B>>(config: &Float8Config, model: M) -> M {
+    config.apply(with_parameters(model, 1)).unwrap_or_else(|error| panic!("{}", Float8Error::from(error))).0
+}
+
+/// Whether each parameter requires a gradient, in the order of the model.
+pub fn trained<B: Backend, M: Module<B>>(model: &M) -> Vec<bool> {
+    struct Trained(Vec<bool>);
+    impl<B: Backend> ModuleVisitor<B> for Trained {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.push(param.is_require_grad());
+        }
+    }
+    let mut found = Trained(vec![]);
+    model.visit(&mut found);
+    found.0
+}
+
+/// Trains with AdamW; returns the model and each step's loss.
+pub fn train<B: AutodiffBackend, M: AutodiffModule<B>>(
+    mut model: M,
+    steps: std::ops::Range<u64>,
+    loss: impl Fn(&M, u64) -> Tensor<B, 1>,
+) -> (M, Vec<f32>) {
+    let mut optimizer = AdamWConfig::new().init::<B, M>();
+    let mut losses = vec![];
+    for step in steps {
+        let loss = loss(&model, step);
+        losses.push(values(loss.clone())[0]);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(1e-2, model, grads);
+    }
+    (model, losses)
+}
+
+/// Panics unless the last loss is well below the first.
+pub fn assert_falls(losses: &[f32]) {
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    assert!(last < 0.8 * first && last.is_finite(), "losses do not fall: {losses:?}");
+}
+
+/// Report without the row of untagged linears, which other tests of the process also run.
+pub fn own_report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
+    let mut report = report(model);
+    report.layers.retain(|layer| layer.name != UNTAGGED_NAME);
+    report
+}
+
+/// Layer of a report.
+pub fn layer<'a>(report: &'a Report, name: &str) -> &'a LayerReport {
+    report.layers.iter().find(|l| l.name == name).unwrap_or_else(|| panic!("no layer {name} in\n{report}"))
+}
+
+/// Layer of a model's report.
+pub fn layer_of<B: Float8Stack, M: Module<B>>(model: &M, name: &str) -> LayerReport {
+    layer(&own_report(model), name).clone()
+}
+
+/// FP8 calls of fprop, dgrad and wgrad.
+pub fn float8_calls(layer: &LayerReport) -> [u64; 3] {
+    [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.native + gemm.emulated)
+}
+
+/// High-precision calls of fprop, dgrad and wgrad.
+pub fn high_precision_calls(layer: &LayerReport) -> [u64; 3] {
+    [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.high_precision)
+}
+
+/// Whether a recipe computes the weight gradient in FP8.
+pub fn has_float8_wgrad(recipe: Recipe) -> bool {
+    !matches!(recipe, Recipe::RowwiseWithGwHp | Recipe::Mxfp8WgradWithHp)
+}
+
+/// Counters of a model's layers: FP8 and high-precision calls, casts of x, w and dy, matmuls on the
+/// weight.
+pub fn counters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<(String, [[u64; 3]; 3], u64)> {
+    let counters =
+        |l: &LayerReport| (l.name.clone(), [float8_calls(l), high_precision_calls(l), l.casts], l.weight_matmuls);
+    own_report(model).layers.iter().map(counters).collect()
+}
+
+/// Panics unless every linear ran each of its three GEMMs `calls` times in FP8, and never in high
+/// precision.
+pub fn assert_all_in_float8<B: Float8Stack, M: Module<B>>(model: &M, names: &[&str], calls: u64) {
+    let report = own_report(model);
+    let found: Vec<_> = report.layers.iter().map(|l| l.name.as_str()).collect();
+    assert_eq!(found, names);
+    for l in &report.layers {
+        assert_eq!(float8_calls(l), [calls; 3], "{}\n{report}", l.name);
+        assert_eq!(high_precision_calls(l), [0; 3], "{}\n{report}", l.name);
+    }
+    let totals = report.totals();
+    assert_eq!(totals.native + totals.emulated, 3 * calls * names.len() as u64);
+    report.verify().unwrap();
+}
+
+/// Backward of a separate graph. Autodiff then drops saved tensors of unreferenced graphs.
+pub fn unrelated_backward() {
+    tensor::<B, 2>([2, 2], 1).require_grad().sum().backward();
+}

@@ -1,0 +1,100 @@
+//! Tied embeddings: the output is a matmul with the embedding, which is not a linear's weight and
+//! never FP8.
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::Backend;
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
+
+use crate::programs::support::{
+    B, Plain, applied, assert_all_in_float8, assert_falls, bits, layer_of, relative_error, tensor, train, values,
+    with_parameters,
+};
+
+const D: usize = 16;
+const VOCABULARY: usize = 12;
+const STEPS: u64 = 10;
+
+#[derive(Module, Debug)]
+struct Tied<B: Backend> {
+    embedding: Embedding<B>,
+    body: Linear<B>,
+}
+
+impl<B: Backend> Tied<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        Self {
+            embedding: EmbeddingConfig::new(VOCABULARY, D).init(&device),
+            body: LinearConfig::new(D, D).init(&device),
+        }
+    }
+
+    /// `[batch, tokens]` to `[batch * tokens, VOCABULARY]`.
+    fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 2> {
+        let h = self.body.forward(self.embedding.forward(tokens)).flatten::<2>(0, 1);
+        self.logits(h)
+    }
+
+    fn logits(&self, h: Tensor<B, 2>) -> Tensor<B, 2> {
+        h.matmul(self.embedding.weight.val().transpose())
+    }
+}
+
+fn tokens<B: Backend>() -> Tensor<B, 2, Int> {
+    let ids: Vec<i32> = (0..12).map(|i| (i * 5 + 1) % VOCABULARY as i32).collect();
+    Tensor::from_data(TensorData::new(ids, [2, 6]), &Default::default())
+}
+
+fn loss(model: &Tied<B>) -> Tensor<B, 1> {
+    let targets = tokens::<B>().flatten::<1>(0, 1);
+    CrossEntropyLossConfig::new().init(&targets.device()).forward(model.forward(tokens()), targets)
+}
+
+/// Neither strictness nor the matmul option applies: the embedding belongs to no linear.
+#[test]
+fn a_tied_output_is_never_float8_and_nothing_else_breaks() {
+    let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let config = Float8Config::from(linear).with_strict(true);
+    let model: Tied<B> = applied(&config, Tied::new());
+    let plain: Tied<Plain> = with_parameters(Tied::new(), 1);
+    let h = [5, D];
+    assert_eq!(bits(model.logits(tensor(h, 1))), bits(plain.logits(tensor(h, 1))));
+    let (model, losses) = train(model, 0..STEPS, |m, _| loss(m));
+    assert_falls(&losses);
+    assert_all_in_float8(&model, &["body"], STEPS);
+}
+
+/// Autoencoder whose decoder is the encoder's transposed weight: a matmul in forward that looks
+/// like a gradient's.
+fn reconstruct<A: AutodiffBackend>(encoder: &Linear<A>, x: Tensor<A, 2>) -> Tensor<A, 1> {
+    let h = encoder.forward(x.clone()).tanh();
+    (h.matmul(encoder.weight.val().transpose()) - x).powf_scalar(2.0).mean()
+}
+
+#[test]
+fn a_tied_decoder() {
+    for matmul in [false, true] {
+        for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
+            let linear = Float8LinearConfig::new(recipe).with_matmul(matmul);
+            let config = Float8Config::from(linear).with_strict(true);
+            let encoder: Linear<B> = applied(&config, LinearConfig::new(D, 8).init(&Default::default()));
+            let plain: Linear<Plain> = with_parameters(LinearConfig::new(D, 8).init(&Default::default()), 1);
+            let dw = values(encoder.weight.grad(&reconstruct(&encoder, tensor([6, D], 1)).backward()).unwrap());
+            let exact = values(plain.weight.grad(&reconstruct(&plain, tensor([6, D], 1)).backward()).unwrap());
+            let error = relative_error(&dw, &exact);
+            assert!(error < 0.15, "matmul {matmul}, {recipe}: {error}");
+            let encoder: Linear<B> = applied(&config, LinearConfig::new(D, 8).init(&Default::default()));
+            let (encoder, losses) = train(encoder, 0..STEPS, |m, step| {
+                let loss = reconstruct(m, tensor([6, D], step % 2));
+                assert_eq!(Float8State::export(m).step, step + 1, "matmul {matmul}, {recipe}: one step each");
+                loss
+            });
+            assert!(losses[STEPS as usize - 2] < losses[0], "{losses:?}");
+            let l = layer_of(&encoder, "linear");
+            assert_eq!(l.totals().high_precision, 0, "matmul {matmul}, {recipe}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Guarantees of recipes: SQNR of a linear, and settings that change memory or speed but no
+//! result.
+use burn::backend::Autodiff;
+use burn::nn::LayerNormConfig;
+use burn::tensor::activation::softmax;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
+use burn_float8::{
+    Float8, Float8Config, Float8LinearConfig, Recipe, Report, backend::Float8Backend, report, report::Role,
+};
+use checks::Factor;
+use test_data::transpose;
+
+use crate::on_cpu_and_wgpu;
+use crate::support::linear::{forward_backward, layer};
+use crate::support::model::{D, Model};
+use crate::support::operand::{tensor, values};
+use crate::support::oracle::product;
+use crate::support::runtime::Flex;
+use crate::support::{normal, sqnr};
+
+type A<B> = Float8<Autodiff<B>>;
+
+/// SQNR of y, dx and dw against products in f64, for normal x, w and dy.
+#[test]
+fn a_linear_keeps_its_signal() {
+    let [m, k, n] = [128, 256, 320];
+    let [x, w, dy] = [normal(m * k, 1), normal(k * n, 2), normal(m * n, 3)];
+    let [xt, wt, dyt] = [(&x, [m, k]), (&w, [k, n]), (&dy, [m, n])].map(|(x, shape)| transpose(x, shape));
+    let plain = |a: &[f32], b: &[f32], [rows, len, cols]: [usize; 3]| -> Vec<f32> {
+        let product = product(&Factor::plain(a, [rows, len]), &Factor::plain(b, [cols, len]), len);
+        product.elements.iter().map(|element| element.want as f32).collect()
+    };
+    let exact = [plain(&x, &wt, [m, k, n]), plain(&dy, &w, [m, n, k]), plain(&xt, &dyt, [k, m, n])];
+    for recipe in Recipe::ALL {
+        let layer = layer::<Flex>(&Float8Config::new(recipe), tensor(w.clone(), [k, n]), None);
+        let ours = forward_backward(&layer, tensor(x.clone(), [m, k]), tensor::<_, 2>(dy.clone(), [m, n]));
+        for (((what, ours), exact), floor) in ["y", "dx", "dw"].iter().zip(&ours).zip(&exact).zip([27.0, 24.0, 24.0]) {
+            let sqnr = sqnr(ours, exact);
+            println!("{recipe} {what}: {sqnr:.1} dB");
+            assert!(sqnr >= floor, "{recipe} {what}: {sqnr} dB");
+        }
+        let wgrad = &report(&layer).layers[0].wgrad;
+        let is_off = matches!(recipe, Recipe::RowwiseWithGwHp | Recipe::Mxfp8WgradWithHp);
+        assert_eq!(wgrad.reason.as_deref(), is_off.then_some("disabled by the recipe"), "{recipe}");
+    }
+}
+
+fn live(report: &Report) -> (u64, u64) {
+    (report.layers.iter().map(|l| l.live_copies).sum(), report.layers.iter().map(|l| l.live_bytes).sum())
+}
+
+/// Weight copies are dropped after fprop and recreated in backward. No result changes.
+#[test]
+fn weights_can_be_cast_again_in_backward() {
+    let run = |recompute: bool, recipe| {
+        let config = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(recompute);
+        let block = Float8Config::from(config).apply(Model::<A<Flex>>::new(1)).unwrap().0.blocks.remove(0);
+        let x = tensor::<A<Flex>, 2>(normal(8 * D, 4), [8, D]);
+        let y = block.down.forward(block.gate.forward(x.clone()).tanh() * block.up.forward(x));
+        let (copies, bytes) = live(&report(&block));
+        // Two activations in both orientations, since gate and up share theirs. Three weights, one
+        // of them for dgrad too: gate and up need no dx, since the batch needs no gradient.
+        assert_eq!(copies, if recompute { 4 } else { 8 }, "{recipe}");
+        let weights = block.gate.weight.val().shape().num_elements() as u64;
+        assert!(bytes >= if recompute { 0 } else { 3 * weights });
+        let grads = y.clone().powf_scalar(2.0).sum().backward();
+        let dw = [&block.gate, &block.up, &block.down].map(|l| values(l.weight.grad(&grads).unwrap()));
+        let layers = report(&block).layers;
+        let casts = ["gate", "up", "down"].map(|name| {
+            let layer = layers.iter().find(|layer| layer.name.ends_with(name)).expect("a layer");
+            layer.casts[Role::Weight as usize]
+        });
+        ((values(y), dw), casts)
+    };
+    for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Delayed, Recipe::Mxfp8] {
+        let (kept, once) = run(false, recipe);
+        let (recomputed, again) = run(true, recipe);
+        assert_eq!(kept, recomputed, "{recipe}");
+        // Recomputed: once in forward, and in backward where there is a dgrad.
+        assert_eq!((once, again), ([1; 3], [1, 1, 2]), "{recipe}");
+    }
+}
+
+/// Operations other than linears run on the inner backend, bit for bit, and enter no counter.
+fn untouched_on<B: Float8Backend>(runtime: &str) {
+    fn run<B: AutodiffBackend>() -> Vec<Vec<f32>> {
+        let q = tensor::<B, 3>(normal(2 * 6 * 8, 1), [2, 6, 8]).require_grad();
+        let k = tensor::<B, 3>(normal(2 * 6 * 8, 2), [2, 6, 8]);
+        let scores = softmax(q.clone().matmul(k.clone().swap_dims(1, 2)) / 8f32.sqrt(), 2);
+        let attention = scores.matmul(k.clone());
+        let image = tensor::<B, 4>(normal(2 * 3 * 5 * 5, 3), [2, 3, 5, 5]);
+        let kernel = tensor::<B, 4>(normal(4 * 3 * 3 * 3, 4), [4, 3, 3, 3]);
+        let conv = conv2d(image, kernel, None, ConvOptions::new([1, 1], [1, 1], [1, 1], 1));
+        let norm = LayerNormConfig::new(8).init::<B>(&Default::default()).forward(attention.clone());
+        let grads = norm.clone().powf_scalar(2.0).sum().backward();
+        vec![values(attention), values(conv), values(norm), values(q.grad(&grads).unwrap())]
+    }
+    assert_eq!(run::<A<B>>(), run::<Autodiff<B>>(), "{runtime}");
+}
+
+#[test]
+fn what_is_no_linear_is_untouched() {
+    on_cpu_and_wgpu!(untouched_on);
+}

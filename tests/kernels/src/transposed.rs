@@ -1,0 +1,147 @@
+//! Transposes of codes whose scales serve both orientations, and decoded values for every
+//! granularity.
+
+use cubecl::prelude::*;
+use float8_kernels::reference::{decode, transpose as want_transposed};
+use float8_kernels::{
+    Cast, Format, Granularity, KernelError, Orientation, ScaleCalculationMode, ScaleMode, dequantize_to_f32, quantize,
+    row_words, transpose,
+};
+
+use crate::Failure;
+use crate::case::{Cases, wrong};
+use crate::data::{DTYPES, same};
+use crate::device::{poison, read_f32};
+use crate::input::Input;
+use crate::matrix::{Codes, HostMatrix, MX};
+
+/// One row, one column, less than a tile, several tiles, and both sides of the edges of words,
+/// chunks of 16, squares and tiles.
+const SHAPES: [[usize; 2]; 12] = [
+    [1, 1],
+    [1, 1000],
+    [1000, 1],
+    [3, 17],
+    [16, 128],
+    [33, 31],
+    [127, 129],
+    [128, 128],
+    [129, 160],
+    [257, 300],
+    [40, 515],
+    [384, 256],
+];
+
+const LARGE: [[usize; 2]; 3] = [[4096, 14_336], [14_336, 1040], [4095, 4097]];
+
+pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for [rows, k] in all.sizes(&SHAPES, &LARGE) {
+        for (i, granularity) in Granularity::ALL.into_iter().enumerate() {
+            let format = Format::ALL[(rows + i) % 2];
+            if matches!(granularity, Granularity::Tensor | Granularity::Block128x128 | MX) {
+                all.add(format!("transpose {rows}x{k} {format} {granularity}"), |client| {
+                    check(client, [rows, k], format, granularity)
+                });
+            }
+            all.add(format!("dequantize_to_f32 {rows}x{k} {format} {granularity}"), |client| {
+                check_values(client, [rows, k], format, granularity)
+            });
+        }
+    }
+    all.add("transpose of casts 150x270", check_casts);
+    all.add("transpose refused", check_refused);
+}
+
+/// Random codes with one NaN. MX scales are equal in squares of 32.
+fn matrix(shape @ [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> HostMatrix {
+    let mut matrix = HostMatrix::new(Codes::NanCode, shape, format, granularity, 53);
+    if granularity == MX {
+        let blocks = k.div_ceil(32);
+        let of_squares = matrix.inv_scales.clone();
+        for (i, scale) in matrix.inv_scales.iter_mut().enumerate().take(rows * blocks) {
+            *scale = of_squares[i / blocks / 32 * 32 * blocks + i % blocks];
+        }
+    }
+    matrix
+}
+
+fn check<R: Runtime>(
+    client: &ComputeClient<R>,
+    shape @ [rows, k]: [usize; 2],
+    format: Format,
+    granularity: Granularity,
+) -> Result<f64, Failure> {
+    let host = matrix(shape, format, granularity);
+    let operand = host.upload(client);
+    poison(client, &[k * row_words(rows) * 4, granularity.scale_words(k, rows) * 4])?;
+    let got = HostMatrix::read(client, &transpose(client, &operand)?)?;
+    let (codes, inv_scales) = want_transposed(&host.view());
+    got.must_be(&HostMatrix { codes, inv_scales, shape: [k, rows], format, granularity })?;
+    Ok(0.0)
+}
+
+/// Decoded values of all codes; NaN equals NaN.
+fn check_values<R: Runtime>(
+    client: &ComputeClient<R>,
+    shape @ [rows, k]: [usize; 2],
+    format: Format,
+    granularity: Granularity,
+) -> Result<f64, Failure> {
+    let mut host = HostMatrix::new(Codes::Random, shape, format, granularity, 54);
+    host.codes.iter_mut().enumerate().for_each(|(i, code)| *code = (i % 251) as u8 ^ (i / 251 % 256) as u8);
+    let operand = host.upload(client);
+    poison(client, &[rows * k * 4; 2])?;
+    let got = read_f32(client, dequantize_to_f32(client, &operand)?)?;
+    if got.len() != rows * k {
+        return Err(wrong!("{} values, not {rows} by {k}", got.len()));
+    }
+    for (i, (&got, &code)) in got.iter().zip(&host.codes).enumerate() {
+        let want = decode(code, format) * host.inv_scale(i / k, i % k);
+        if !same(got, want) {
+            return Err(wrong!("[{}, {}] is {got:e}, not {want:e}", i / k, i % k));
+        }
+    }
+    Ok(0.0)
+}
+
+/// The transpose of a cast equals the cast of the transpose.
+fn check_casts<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
+    let modes = [
+        (Granularity::Tensor, ScaleMode::F32),
+        (Granularity::Block128x128, ScaleMode::PowerOfTwo),
+        (MX, ScaleMode::E8m0Square(ScaleCalculationMode::Rceil)),
+    ];
+    for (dtype, (granularity, scale_mode)) in DTYPES.into_iter().flat_map(|dtype| modes.map(|mode| (dtype, mode))) {
+        let (view, _) = Input::new([150, 270], dtype).upload(client, 55);
+        let made = quantize(client, &view, Cast { format: Format::E4m3, granularity, scale_mode }, Orientation::Both)?;
+        let (Some(rows), Some(cols)) = (made.rows, made.cols) else { return Err(wrong!("no copies")) };
+        for (from, want) in [(&rows, &cols), (&cols, &rows)] {
+            let (got, want) = (transpose(client, from)?, HostMatrix::read(client, want)?);
+            HostMatrix::read(client, &got)?
+                .must_be(&want)
+                .map_err(|failure| wrong!("{granularity} of {dtype}: {failure}"))?;
+        }
+    }
+    Ok(0.0)
+}
+
+/// Granularities whose scales do not fit the transpose, and empty matrices.
+fn check_refused<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
+    for granularity in [Granularity::Row, Granularity::Block1x128] {
+        let operand = HostMatrix::new(Codes::Random, [40, 50], Format::E4m3, granularity, 56).upload(client);
+        let refused = transpose(client, &operand).map(|_| ());
+        if !matches!(&refused, Err(KernelError::UnfitGranularity { granularity: g, .. }) if *g == granularity) {
+            return Err(wrong!("{granularity}: {refused:?}"));
+        }
+    }
+    let operand = HostMatrix::new(Codes::Random, [40, 50], Format::E4m3, Granularity::Tensor, 56).upload(client);
+    for (rows, k) in [(0, 50), (40, 0)] {
+        let empty = float8_kernels::Operand { rows, k, ..operand.clone() };
+        let want = KernelError::EmptyMatrix { rows, cols: k };
+        let refused = [transpose(client, &empty).map(|_| ()), dequantize_to_f32(client, &empty).map(|_| ())];
+        if refused.iter().any(|refused| refused.as_ref() != Err(&want)) {
+            return Err(wrong!("[{rows}, {k}]: {refused:?}"));
+        }
+    }
+    Ok(0.0)
+}
