@@ -233,7 +233,7 @@ fn codes_alone_take_a_byte_for_each_parameter() {
 fn codes_alone_take_a_byte_for_each_parameter_on_wgpu() {
     type Train = Float8<Autodiff<burn::backend::Wgpu>>;
     if device_select::wgpu_adapters().unwrap().is_empty() {
-        return println!("codes_alone_take_a_byte_for_each_parameter_on_wgpu: skipped, this machine has no adapter");
+        return test_data::skip(test_data::VULKAN);
     }
     let _alone = ALONE.lock();
     let (folder, device) = (TempDir::new().unwrap(), Default::default());

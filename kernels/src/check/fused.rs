@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn unaligned_views_are_another_variant() {
         let Ok(client) = std::panic::catch_unwind(|| WgpuRuntime::client(&Default::default())) else {
-            return eprintln!("skipped: no adapter for wgpu");
+            return test_data::skip(test_data::VULKAN);
         };
         let dtype = ElementType::F32.storage();
         let matrix = |rows: usize, base: usize| upload(&client, &vec![1.0; 64 * rows], 64, dtype, base).expect("f32").0;

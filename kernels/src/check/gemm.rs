@@ -249,7 +249,7 @@ mod tests {
     fn is_noticed(left: Granularity, groupings: &[Option<Grouping>], change: impl Fn(&mut HostGemm)) {
         for &grouping in groupings {
             let Some(judged) = judged(left, grouping, &change) else {
-                return eprintln!("skipped: no adapter for wgpu");
+                return test_data::skip(test_data::VULKAN);
             };
             assert!(matches!(judged, Err(Flaw::Wrong(_))), "{left}, {grouping:?}: {judged:?}");
         }

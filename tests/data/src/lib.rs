@@ -16,7 +16,7 @@ pub use allocator::Counting;
 pub use floats::{amaxes, binade_edges, encoder_edges};
 pub use golden::Golden;
 pub use random::{Random, normal};
-pub use skip::{skip, take_skipped};
+pub use skip::{CUDA_TOOLS, VULKAN, skip, skip_optional, take_skipped};
 
 /// ‖a − b‖ / ‖b‖ in f64; NaN if the lengths differ.
 pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {

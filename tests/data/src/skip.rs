@@ -4,15 +4,25 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Prints that a test is skipped, for want of something that `install` says how to get. The test
-/// target `summary` prints it again.
+/// What tests of wgpu need.
+pub const VULKAN: &str = "needs an adapter for wgpu, such as Debian's mesa-vulkan-drivers";
+
+/// What tests of generated CUDA need.
+pub const CUDA_TOOLS: &str = "needs FLOAT8_CUDA_TOOLS, and assemblers FLOAT8_PTXAS; .ci/run installs the wheels";
+
+/// Prints that a test is skipped, and what it `needs`. The test target `summary` prints it again.
 ///
 /// # Panics
 /// In CI, where nothing may be missing.
-pub fn skip(install: &str) {
-    assert!(std::env::var_os("CI").is_none(), "CI must not skip tests: {install}");
+pub fn skip(needs: &str) {
+    assert!(std::env::var_os("CI").is_none(), "CI skips no test: {needs}");
+    skip_optional(needs);
+}
+
+/// The same for tests that CI may skip.
+pub fn skip_optional(needs: &str) {
     let thread = std::thread::current();
-    let line = format!("skipped {}: {install}\n", thread.name().unwrap_or("a test"));
+    let line = format!("skipped {}: {needs}\n", thread.name().unwrap_or("a test"));
     // Not `println!`: the harness captures it while a test passes.
     std::io::stdout().write_all(line.as_bytes()).expect("standard output is open");
     if let Some(file) = file() {

@@ -24,7 +24,7 @@ fn chain<B: Float8Backend>() -> [Vec<f32>; 3] {
 
 #[test]
 fn fused_and_unfused_agree() {
-    if !has_wgpu("fused_and_unfused_agree") {
+    if !has_wgpu() {
         return;
     }
     let (fused, eager) = (chain::<Fused>(), chain::<Eager>());

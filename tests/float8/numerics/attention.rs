@@ -223,7 +223,7 @@ fn attention_is_its_definition() {
 /// Kernels of devices give the same. A software adapter uses them only on request.
 #[test]
 fn attention_in_tiles() {
-    if !has_wgpu("attention_in_tiles") {
+    if !has_wgpu() {
         return;
     }
     alone(module_path!(), "attention_in_tiles", &[("FLOAT8_ATTENTION", "tiles")], || {

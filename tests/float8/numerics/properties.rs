@@ -124,7 +124,7 @@ proptest! {
             scale_mode,
         };
         check::<Flex>("flex", &x, shape, dtype, at, cast);
-        if has_wgpu("every_runtime_gives_the_same_codes") {
+        if has_wgpu() {
             check::<Fused>("wgpu fused", &x, shape, dtype, at, cast);
             check::<Eager>("wgpu", &x, shape, dtype, at, cast);
         }

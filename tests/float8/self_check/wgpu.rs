@@ -177,7 +177,7 @@ impl Runtime for Faulty {
 /// begun, and later ones run in high precision.
 #[test]
 fn a_gemm_of_one_tile_ends_on_the_host() {
-    if !has_wgpu("a_gemm_of_one_tile_ends_on_the_host") {
+    if !has_wgpu() {
         return;
     }
     type Wrong = CubeBackend<Faulty, f32, i32, u32>;
@@ -214,7 +214,7 @@ fn fused<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
 /// Burn's operations replace wrong fused kernels. Correct kernels stay in use.
 #[test]
 fn wrong_fused_kernels_end_in_burns_operations() {
-    if !has_wgpu("wrong_fused_kernels_end_in_burns_operations") {
+    if !has_wgpu() {
         return;
     }
     // A software adapter has attention's kernels only on request, which a process reads once.

@@ -124,7 +124,7 @@ fn golden_trajectories() {
 
 #[test]
 fn golden_trajectories_on_wgpu() {
-    if has_wgpu("golden_trajectories_on_wgpu") {
+    if has_wgpu() {
         for recipe in RECIPES {
             trajectory::<Fused>("wgpu", recipe, 1);
         }

@@ -123,7 +123,7 @@ fn several_prompts_are_continued_one_after_another() {
 /// memory.
 #[test]
 fn an_adapter_has_its_limits() {
-    if !has_wgpu("an_adapter_has_its_limits") {
+    if !has_wgpu() {
         return;
     }
     let data = text();

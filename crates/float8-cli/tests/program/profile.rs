@@ -24,7 +24,7 @@ fn calls(table: &[String], kind: &str, name: &str) -> u64 {
 
 #[test]
 fn a_gpu_names_the_kernels_of_casts_and_scaled_gemms() {
-    if !has_wgpu("a_gpu_names_the_kernels_of_casts_and_scaled_gemms") {
+    if !has_wgpu() {
         return;
     }
     let data = text();

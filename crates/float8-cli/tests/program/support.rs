@@ -1,6 +1,5 @@
 //! Starts the program; small models and texts for it.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -83,13 +82,10 @@ pub(crate) fn train(arguments: &[String]) -> Command {
 
 /// Whether there is a wgpu adapter, possibly a software one. If not, prints that the test is
 /// skipped.
-pub(crate) fn has_wgpu(test: &str) -> bool {
+pub(crate) fn has_wgpu() -> bool {
     let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
     if adapters.is_empty() {
-        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
-        // Not `println!`, which the test harness hides for passing tests.
-        let out = &mut std::io::stdout();
-        writeln!(out, "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
+        test_data::skip(test_data::VULKAN);
     }
     !adapters.is_empty()
 }
@@ -98,8 +94,7 @@ pub(crate) fn has_wgpu(test: &str) -> bool {
 /// that the script is skipped.
 pub(crate) fn python(script: &str, packages: &str, argument: &Path) {
     let Some(python) = std::env::var_os("FLOAT8_PYTHON") else {
-        let out = &mut std::io::stdout();
-        return writeln!(out, "{script}: skipped, FLOAT8_PYTHON names no Python with {packages}").unwrap();
+        return test_data::skip_optional(&format!("FLOAT8_PYTHON names no Python with {packages}"));
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program").join(script);
     stdout(&Command::new(python).arg(script).arg(argument).output().unwrap());

@@ -26,7 +26,8 @@ pub(super) struct Launch {
 const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
 
 impl Launch {
-    /// None if no launcher started this process, which is then a world of one.
+    /// None if no launcher started this process, which is then a world of one. Processes of torchrun
+    /// would each train alone.
     pub(super) fn read(lookup: Lookup) -> Result<Option<Self>, ShardError> {
         for variable in SIZES {
             // Every Slurm step sets its variables, also without MPI.
@@ -37,7 +38,10 @@ impl Launch {
                 _ => Err(invalid(variable, &value, "a number of ranks")),
             };
         }
-        Ok(None)
+        match lookup("TORCHELASTIC_RUN_ID") {
+            Some(_) => Err(ShardError::Launcher("torchrun started this process: start ranks by mpirun or srun".into())),
+            None => Ok(None),
+        }
     }
 }
 
@@ -71,6 +75,7 @@ mod tests {
         assert_eq!(read(&[("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "3")]), Ok(Some(4)));
         assert_eq!(read(&[("PMI_SIZE", "2")]), Ok(Some(2)));
         assert_eq!(read(&[("PMIX_RANK", "1"), ("SLURM_STEP_NUM_TASKS", "3")]), Ok(Some(3)));
+        assert!(read(&[("TORCHELASTIC_RUN_ID", "7")]).unwrap_err().starts_with("torchrun started"));
         for value in ["0", "-1", "two"] {
             let error = read(&[("PMI_SIZE", value)]).unwrap_err();
             assert!(error.contains(&format!("PMI_SIZE is {value:?}")), "{error}");

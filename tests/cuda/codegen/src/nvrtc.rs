@@ -62,10 +62,7 @@ impl Nvrtc {
     /// If the variable is not set in CI, or its folder is not a toolkit.
     pub fn from_env() -> Option<Self> {
         let Some(root) = std::env::var_os("FLOAT8_CUDA_TOOLS") else {
-            assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
-            // Not `println!`, which the harness holds back while a test passes.
-            writeln!(std::io::stdout(), "skipped: FLOAT8_CUDA_TOOLS names no toolkit")
-                .expect("standard output is open");
+            test_data::skip(test_data::CUDA_TOOLS);
             return None;
         };
         Some(Self::load(Path::new(&root)).unwrap_or_else(|error| panic!("{error}")))

@@ -74,9 +74,7 @@ fn compilers(root: &Path) -> Vec<Compiler> {
 fn tools() -> Option<(PathBuf, Vec<Ptxas>)> {
     let [tools, assemblers] = ["FLOAT8_CUDA_TOOLS", "FLOAT8_PTXAS"].map(std::env::var_os);
     let (Some(tools), Some(assemblers)) = (tools, assemblers) else {
-        assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS and FLOAT8_PTXAS");
-        writeln!(std::io::stdout(), "skipped: FLOAT8_CUDA_TOOLS and FLOAT8_PTXAS name no CUDA tools")
-            .expect("it is open");
+        test_data::skip(test_data::CUDA_TOOLS);
         return None;
     };
     let assemblers = std::env::split_paths(&assemblers).map(|path| Ptxas::new(&path).unwrap_or_else(|e| panic!("{e}")));

@@ -69,8 +69,7 @@ macro_rules! row {
 fn tools() -> Option<PathBuf> {
     let tools = std::env::var_os("FLOAT8_CUDA_TOOLS").map(PathBuf::from);
     if tools.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
-        row!("the CUDA was generated but not compiled: FLOAT8_CUDA_TOOLS names no toolkit");
+        test_data::skip(test_data::CUDA_TOOLS);
     }
     tools
 }

@@ -24,8 +24,7 @@ fn a_filled_cache_needs_no_compiler() {
         return;
     }
     let Some(toolkit) = std::env::var_os("FLOAT8_CUDA_TOOLS").map(PathBuf::from) else {
-        assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
-        return;
+        return test_data::skip(test_data::CUDA_TOOLS);
     };
     let folder = tempfile::tempdir().expect("a folder for temporary files");
     let config = format!("[compilation]\ncache = {{ file = \"{}\" }}\n", folder.path().display());
