@@ -4,10 +4,10 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// What tests of wgpu need.
+/// Requirement of tests on wgpu.
 pub const VULKAN: &str = "needs an adapter for wgpu, such as Debian's mesa-vulkan-drivers";
 
-/// What tests of generated CUDA need.
+/// Requirement of tests of generated CUDA.
 pub const CUDA_TOOLS: &str = "needs FLOAT8_CUDA_TOOLS, and assemblers FLOAT8_PTXAS; .ci/run installs the wheels";
 
 /// Prints that a test is skipped, and what it `needs`. The test target `summary` prints it again.

@@ -149,7 +149,7 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
         }
         let report = report(&layer);
         report.verify().expect("FP8 ran everywhere");
-        // FP8 tensor cores; on Hopper those of bf16 for MX.
+        // FP8 tensor cores; on Hopper MX takes bf16 ones.
         let native = if recipe == Recipe::Mxfp8 { 0 } else { 9 };
         assert_eq!((report.totals().native, report.totals().emulated), (native, 9 - native), "{recipe}");
     }

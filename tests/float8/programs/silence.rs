@@ -56,7 +56,7 @@ fn program() {
     assert!(logged.iter().all(|(level, _)| *level >= Level::Warn), "no errors: {logged:?}");
 }
 
-/// All output of the program is that of the test harness.
+/// Only the test harness prints.
 #[test]
 fn nothing_is_printed() {
     let Some(printed) = alone(module_path!(), "nothing_is_printed", &[], program) else { return };

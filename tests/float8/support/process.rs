@@ -1,5 +1,5 @@
-//! Tests in processes of their own: for settings that a process reads once, and those of untagged
-//! linears, which belong to the process.
+//! Tests in processes of their own: settings that a process reads once, and untagged linears, which
+//! belong to the process.
 use std::process::Command;
 
 /// Set in such a process.

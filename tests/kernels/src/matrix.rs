@@ -199,7 +199,7 @@ impl HostMatrix {
         self.view().inv_scale(row, col)
     }
 
-    /// Checks that all codes and scales are those of `want`, bit for bit; NaN equals NaN.
+    /// Checks that all codes and scales equal `want`, bit for bit; NaN equals NaN.
     pub(crate) fn must_be(&self, want: &Self) -> Result<(), Failure> {
         if (self.shape, self.format, self.granularity) != (want.shape, want.format, want.granularity) {
             return Err(wrong!("{:?} {} {}", self.shape, self.format, self.granularity));

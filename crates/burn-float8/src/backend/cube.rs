@@ -11,11 +11,12 @@ use cubecl::device::Device as _;
 use cubecl::future::block_on;
 use float8_kernels::check::CastVariant;
 use float8_kernels::{
-    Cast, GemmArgs, GemmDevice, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand, Orientation, VectorView,
-    dequantize_to_f32, health, health_len, mx, quantize, quantize_with_amax, row_words, supports, transpose,
+    Cast, GemmArgs, GemmDevice, Groups, InvScale, KernelError, MAX_INDEX, Operand, Orientation, dequantize_to_f32,
+    health, health_len, mx, quantize, quantize_with_amax, row_words, supports, transpose,
 };
 
 use super::operand::{DeviceOperand, OperandLayout, read_scales, scales, tensor};
+use super::views::{matrix_view, vector_view};
 use super::{
     AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax,
     GroupEnds, HighPrecisionGemm, HostCodes, OperandSize, Quantized, SelfCheckReport, adamw_kernels, attention_kernels,
@@ -271,43 +272,4 @@ fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
     let OperandLayout { k, format, granularity, power_of_two } = o.layout;
     let (codes, inv_scale, rows) = (packed(&o.codes), packed(&o.inv_scale), o.codes.shape()[0]);
     Operand { codes, inv_scale, rows, k, format, granularity, power_of_two }
-}
-
-/// `[.., cols]` as a strided `[rows, cols]`. Copies the tensor only if its leading axes have no
-/// common stride, or its strides exceed the kernels' index range.
-pub(super) fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
-    let reach: u64 = x.meta.shape().iter().zip(x.meta.strides().iter()).map(|(d, s)| (d - 1) as u64 * *s as u64).sum();
-    let x = if leading_stride(&x).is_some() && reach <= MAX_INDEX { x } else { into_contiguous(x) };
-    let row_stride = leading_stride(&x).expect("a contiguous tensor has one leading stride");
-    let (shape, strides) = (x.meta.shape(), x.meta.strides());
-    let last = shape.num_dims() - 1;
-    let cols = shape[last];
-    MatrixView {
-        shape: [shape.num_elements() / cols, cols],
-        strides: [row_stride, strides[last]],
-        dtype: x.dtype.into(),
-        handle: x.handle,
-    }
-}
-
-/// A tensor of rank 1.
-pub(super) fn vector_view<R: CubeRuntime>(x: &CubeTensor<R>) -> VectorView {
-    let (len, stride) = (x.shape()[0], x.meta.strides()[0]);
-    VectorView { len, stride, dtype: x.dtype.into(), handle: x.handle.clone() }
-}
-
-/// Row stride if all leading axes form one axis: stride[i] = stride[i + 1] · shape[i + 1].
-fn leading_stride<R: CubeRuntime>(x: &CubeTensor<R>) -> Option<usize> {
-    let (shape, strides) = (x.meta.shape(), x.meta.strides());
-    let mut leading = (0..shape.num_dims() - 1).rev().filter(|i| shape[*i] != 1);
-    // One row: its stride is never used.
-    let Some(inner) = leading.next() else { return Some(shape[shape.num_dims() - 1]) };
-    let mut expected = strides[inner] * shape[inner];
-    for axis in leading {
-        if strides[axis] != expected {
-            return None;
-        }
-        expected *= shape[axis];
-    }
-    Some(strides[inner])
 }

@@ -5,10 +5,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::device::Device as _;
 use float8_kernels::{HalfGemm, MatrixView, has_half_gemm};
 
-use super::cube::{matrix_view, vector_view};
 use super::high_precision::HighPrecisionGemm;
 use super::operand::tensor;
 use super::self_check;
+use super::views::{matrix_view, vector_view};
 use crate::terms::Gemm;
 
 /// The result of the kernel. None if the device has none, it is disabled, or cannot read these

@@ -31,6 +31,8 @@ mod report;
 mod self_check;
 #[cfg(feature = "cubecl")]
 mod stream;
+#[cfg(feature = "cubecl")]
+mod views;
 
 pub use adamw::{AdamWDtypes, AdamWFn, AdamWRequest, AdamWResult, AdamWStep, AdamWTensors, RoundingKeys};
 pub use attention::{Attention, CachedAttention, CachedHeads};

@@ -10,7 +10,7 @@ use super::collective::Operation;
 use super::launch::timeout;
 use super::launch::{Launch, Lookup, variable};
 #[cfg(feature = "mpi")]
-use super::mpi::{Element, Group};
+use super::mpi::{Element, Group, connect};
 #[cfg(feature = "nccl")]
 use super::nccl::NcclComm;
 use super::pending::Pending;
@@ -84,7 +84,7 @@ impl Communicator {
         match Launch::read(lookup)? {
             None | Some(Launch { world_size: 1, .. }) => Ok(Self::solo()),
             #[cfg(feature = "mpi")]
-            Some(launch) => Ok(Self::of(Group::connect(launch, timeout(lookup)?)?, Arc::default())),
+            Some(launch) => Ok(Self::of(connect(launch, timeout(lookup)?)?, Arc::default())),
             #[cfg(not(feature = "mpi"))]
             Some(Launch { world_size, .. }) => Err(ShardError::Launcher(format!(
                 "mpirun started {world_size} ranks, but this program is built without the feature \"mpi\": build it with that feature"

@@ -15,7 +15,6 @@ use ::mpi::topology::{Color, SimpleCommunicator};
 use ::mpi::traits::{AsRaw, Communicator as _, FromRaw};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::shutdown::end_on_panic;
 use super::wire::ENCODED;
 use crate::comm::launch::Launch;
 use crate::error::ShardError;
@@ -119,7 +118,6 @@ impl Group {
             dead: None,
             orphans: Vec::new(),
         };
-        end_on_panic(rank, size);
         let (order, state) = (Mutex::new(()), Mutex::new(state));
         let world = World { rank, size, local_rank, timeout, order, state };
         Ok(Self { world: Arc::new(world), comm, members: (0..size).collect() })
