@@ -76,10 +76,7 @@ pub fn start<A: TrainableModel>(
     }
     let comm = Communicator::from_env()?;
     if !trains && comm.world_size() > 1 {
-        bail!(
-            "{} processes were started, but only `train` and `resume` are done by several: start one",
-            comm.world_size()
-        );
+        bail!("{} processes were started, but only `train` and `resume` use several: start one", comm.world_size());
     }
     let (mut stdout, mut nowhere) = (std::io::stdout(), std::io::sink());
     // Generated text read by a program is not escaped.

@@ -57,8 +57,11 @@ pub struct Divergence {
 
 fn goes_on(folder: Option<&Path>) -> String {
     match folder {
-        Some(folder) => format!("`resume {}` goes on from there", folder.display()),
-        None => "nothing of the run is saved: with --output-dir FOLDER (checkpoint.output_dir) it would be, and `resume` would go on with it".into(),
+        Some(folder) => format!("`float8 resume {}` continues from there", folder.display()),
+        None => {
+            "nothing of the run is saved: with --output-dir FOLDER (checkpoint.output_dir) `float8 resume` continues it"
+                .into()
+        }
     }
 }
 
@@ -70,7 +73,7 @@ fn way_back(saved: &[u64], folder: Option<&PathBuf>) -> String {
     let ([_, ..], Some(folder)) = (saved, folder) else { return String::new() };
     let steps: Vec<_> = saved.iter().map(u64::to_string).collect();
     format!(
-        "; checkpoints with finite numbers: step {}; `resume {} --from-step N` goes on from one, and may lower optimizer.lr or change \
+        "; checkpoints with finite numbers: step {}; `float8 resume {} --from-step N` continues from one, and may lower optimizer.lr or change \
          float8.schedule",
         steps.join(", "),
         folder.display()

@@ -59,7 +59,7 @@ fn a_resumed_run_does_what_a_kill_left_undone() {
     let whole = notes.clone().map(|note| fs::read_to_string(note).unwrap());
     fs::write(&notes[0], "step-000000010\n").unwrap();
     fs::remove_file(&notes[1]).unwrap();
-    assert!(log_of(&case, &[]).contains("finished: all 12 steps are made"));
+    assert!(log_of(&case, &[]).contains("finished: all 12 steps are done"));
     assert_eq!(notes.map(|note| fs::read_to_string(note).unwrap()), whole);
 }
 
@@ -135,8 +135,10 @@ fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
     let names = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.into_iter().any(|name| name.to_string_lossy().starts_with("diverged-")));
     if !error.contains("validation loss") {
-        let advice =
-            format!("{good}; `resume {} --from-step N` goes on from one, and may lower optimizer.lr", case.path());
+        let advice = format!(
+            "{good}; `float8 resume {} --from-step N` continues from one, and may lower optimizer.lr",
+            case.path()
+        );
         assert!(error.contains(&advice), "{error}");
     }
     assert!(metrics(&case).lines().last().unwrap().contains("\"diverged\":\"training diverged"));

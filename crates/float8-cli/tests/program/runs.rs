@@ -154,7 +154,7 @@ fn resume_says_what_there_is_to_do() {
         kill(&child, "-KILL");
         child.wait().unwrap();
     };
-    assert!(stdout(&resume(&[])).contains("finished: all 12 steps are made, `--steps` asks for more"));
+    assert!(stdout(&resume(&[])).contains("finished: all 12 steps are done; `--steps` asks for more"));
     assert!(stderr(&resume(&["--steps", "11"])).contains("training.steps = 11: the checkpoint is of step 12"));
     // The settings of a resume count, even if it is killed before its next checkpoint.
     killed_after(14, &[]);

@@ -297,7 +297,7 @@ impl ChatTemplate {
             is_assistant[first..first + others].fill(true);
         }
         if !says_something {
-            bail!("the conversation has nothing that the assistant says; its roles are {}", roles(messages));
+            bail!("the conversation has no text of the assistant; its roles are {}", roles(messages));
         }
         Ok(Conversation { ids, is_assistant })
     }

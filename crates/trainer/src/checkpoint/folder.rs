@@ -197,7 +197,7 @@ impl CheckpointFolder {
         let Some(lock) = FileLock::try_take(&lock).with_context(cannot("lock", &lock))? else {
             let folder = path.display();
             bail!(
-                "another run is writing to {folder}: wait for it or stop it, or give this one another checkpoint.output_dir"
+                "another run is writing to {folder}: wait for it or stop it, or give this one another --output-dir"
             );
         };
         // Files of other programs may have the same ending.

@@ -32,8 +32,8 @@ const MASTER: &str = "master";
 /// A tensor that is not finite after the last step.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
-    "training diverged: {tensor} is not finite after step {step}, which is not saved. Checkpoints that were there are whole: `resume` goes \
-     on from the newest, and may lower optimizer.lr"
+    "training diverged: {tensor} is not finite after step {step}, which is not saved. Earlier checkpoints are whole: `float8 resume` \
+     continues from the newest, and may lower optimizer.lr"
 )]
 pub struct NotFinite {
     /// The parameter, moment or master.

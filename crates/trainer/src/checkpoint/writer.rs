@@ -201,14 +201,14 @@ fn open(path: &Path, is_new: bool, assets: impl FnOnce(&Path) -> Result<()>) -> 
         let foreign = foreign.display();
         bail!(
             "{foreign} is of no run, and a run would replace it: \
-             give another checkpoint.output_dir, or move it away"
+             give another --output-dir, or move it away"
         );
     }
     let (folder, run) = (CheckpointFolder::open(path)?, path.display());
     if let Some(step) = saved_steps(path)?.last() {
         bail!(
             "{run} holds a run of {step} steps: `resume` continues it; \
-             a new run needs another checkpoint.output_dir"
+             a new run needs another --output-dir"
         );
     }
     if let Some(step) = diverged_step(path)? {

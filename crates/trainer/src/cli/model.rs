@@ -189,7 +189,10 @@ impl PrecisionArgs {
 
 fn read_config(folder: &Path) -> anyhow::Result<String> {
     let path = folder.join(CONFIG);
-    let no_run = || anyhow!("{} holds no run: no config.toml and no checkpoint", folder.display());
+    let no_run = || match folder.is_dir() {
+        true => anyhow!("{} holds no run: no config.toml and no checkpoint", folder.display()),
+        false => anyhow!("there is no folder {}", folder.display()),
+    };
     crate::files::read_to_string(&path).map_err(|source| match source.kind() {
         ErrorKind::NotFound => no_run(),
         _ => anyhow::Error::from(source).context(format!("cannot read {}", path.display())),
@@ -334,7 +337,7 @@ impl ExportArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> anyhow::Result<Job<A>> {
         let default = ExportOptions::default();
         if let (Some(recipe), None | Some(ExportDtype::F32 | ExportDtype::Bf16)) = (self.recipe, self.format) {
-            let reason = "is how weights are scaled that are written with --format fp8".into();
+            let reason = "needs --format fp8".into();
             return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
         }
         let (config, start) = self.model.open_with::<A::Section>(|_, mut config| {

@@ -57,7 +57,7 @@ impl fmt::Display for StepCount {
 
 /// Text that is not a length.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("`{0}` is no number of steps, as 600, or of epochs, as \"3 epochs\"")]
+#[error("`{0}` is not a number of steps, such as 600, or of epochs, such as \"3 epochs\"")]
 pub struct NoLength(String);
 
 impl FromStr for StepCount {

@@ -205,9 +205,27 @@ fn plain(error: &str) -> String {
     error + &similar
 }
 
-/// Suggestion of the known key that an unknown key resembles; empty if there is none.
+/// Keys of other trainers, and ours.
+const SYNONYMS: [(&str, &str); 10] = [
+    ("learning_rate", "lr"),
+    ("max_grad_norm", "grad_clip_norm"),
+    ("max_norm", "grad_clip_norm"),
+    ("epochs", "steps"),
+    ("num_train_epochs", "steps"),
+    ("local_batch_size", "batch_size"),
+    ("r", "rank"),
+    ("lora_alpha", "alpha"),
+    ("interval", "save_steps"),
+    ("keep_latest_k", "save_total_limit"),
+];
+
+/// Suggestion of the known key that an unknown key means or resembles; empty if there is none.
 pub fn similar(unknown: &str, known: &[&str]) -> String {
     const LEAST: f64 = 0.8;
+    let meant = |(other, ours): &(&str, &str)| *other == unknown && known.contains(ours);
+    if let Some((_, key)) = SYNONYMS.iter().find(|synonym| meant(synonym)) {
+        return format!("; did you mean `{key}`?");
+    }
     let all = known.iter().map(|name| (strsim::jaro_winkler(unknown, name), name));
     let similar = all.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(likeness, _)| *likeness >= LEAST);
     similar.map_or_else(String::new, |(_, key)| format!("; did you mean `{key}`?"))

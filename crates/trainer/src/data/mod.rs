@@ -82,7 +82,7 @@ pub(crate) fn no_targets(split: &str, seq_len: usize) -> anyhow::Error {
 /// Error of a document or a table without the field `field`.
 fn missing<K: AsRef<str>>(field: &str, found: impl Iterator<Item = K>) -> anyhow::Error {
     anyhow::anyhow!(
-        "neither `{field}` nor `messages`: there are {}; `field` names the one that holds the text",
+        "neither `{field}` nor `messages`: there are {}; `data.field` names the one with the text",
         names(found)
     )
 }

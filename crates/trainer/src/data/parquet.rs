@@ -85,7 +85,7 @@ impl Iterator for Rows<'_> {
 /// Converts errors and panics: the record reader panics on inconsistent files.
 fn or_broken<T>(path: &Path, read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T> {
     let result = caught(read).unwrap_or_else(|text| Err(ParquetError::General(text)));
-    result.map_err(|error| anyhow!("{} is no Parquet file that can be read: {error}", path.display()))
+    result.map_err(|error| anyhow!("{} cannot be read as Parquet: {error}", path.display()))
 }
 
 /// Whether a column holds bytes that are not declared as text. In JSON they would become base64.

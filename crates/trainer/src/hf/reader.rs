@@ -137,10 +137,13 @@ impl<'a> HfReader<'a> {
         }
     }
 
-    /// Error of a value that the model does not support.
+    /// Error of a value, or of a missing key, that the model does not support.
     pub fn unsupported(&self, key: &str, supported: &str) -> Error {
-        let value = self.map.get(key).unwrap_or(&Value::Null);
-        anyhow!("{}: {} = {value} is not supported; {supported}", self.path.display(), self.full(key))
+        let (path, name) = (self.path.display(), self.full(key));
+        match self.map.get(key) {
+            Some(value) => anyhow!("{path}: {name} = {value} is not supported; {supported}"),
+            None => anyhow!("{path}: {name} is missing; {supported}"),
+        }
     }
 
     /// Error of a missing key that has no default.

@@ -193,7 +193,7 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
             false => format!("{} of which, the first {first}, are", anew.len()),
         };
         let by = if of_folder == Some(recipe) { String::new() } else { format!(" by {recipe}") };
-        let mut note = format!("{folder} has FP8 weights {of}, {which} decoded and cast anew{by}");
+        let mut note = format!("{folder} has FP8 weights {of}, {which} decoded and requantized{by}");
         let other = of_folder.filter(|other| *other != recipe && !others.is_empty());
         let keeps = [
             other.map(|recipe| format!("float8.recipe = \"{recipe}\"")),

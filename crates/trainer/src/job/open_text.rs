@@ -25,7 +25,7 @@ impl<S: ModelSection> RunConfig<S> {
             (None, None, None) => Ok(Tokenizer::bytes()),
             (None, None, Some(folder)) if !folder.is_dir() => bail!("there is no folder {}", folder.display()),
             (None, None, Some(folder)) if !hf::has_tokenizer(folder) => {
-                bail!("no tokenizer in {}: set data.tokenizer to the path of one", folder.display())
+                bail!("no tokenizer in {}: set data.tokenizer to the path of one, or to \"bytes\"", folder.display())
             }
             (None, None, Some(folder)) => Ok(Tokenizer::from_folder(folder)?),
         }
@@ -68,8 +68,8 @@ impl<S: ModelSection> RunConfig<S> {
         let is_meant = self.data.tokenizer.is_some() && self.model.hf_path().is_none();
         if is_bytes && vocab_size > MAX_OF_BYTES && !is_meant {
             bail!(
-                "the model has {vocab_size} tokens, and the tokenizer would be `bytes`, which has {}: set data.tokenizer to the path of the \
-                 model's tokenizer; a model of random weights, without model.hf_path, may have \"bytes\" there",
+                "the model has {vocab_size} tokens, and the tokenizer `bytes` has {}: set data.tokenizer to the path of the model's \
+                 tokenizer, or for random weights to \"bytes\"",
                 ByteTokenizer::VOCAB_SIZE
             );
         }

@@ -97,7 +97,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let steps = config.training.steps;
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
     if done == steps.get() {
-        writeln!(out, "finished: all {steps} steps are made, `--steps` asks for more")?;
+        writeln!(out, "finished: all {steps} steps are done; `--steps` asks for more")?;
     }
     let model = prepare::<A, B>(config, weights, device, &progress, out);
     let model = all_or_none(&comm, "the model", model)?.with_compute_dtype(dtype);

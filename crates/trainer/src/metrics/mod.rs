@@ -1,13 +1,14 @@
 //! The step line, in torchtitan's format, without values that the device does not report.
 
 mod log;
+mod memory;
 mod peak;
 mod record;
 
 use std::fmt;
-use std::fs;
 
 pub use log::Metrics;
+pub use memory::Memory;
 pub use peak::Peak;
 pub use record::{HealthRecord, METRICS_FILE, Record, RunRecord, TrainRecord, read_metrics};
 
@@ -46,43 +47,6 @@ impl StepLine {
         let peaks = self.peak.map_or([None; 2], |peak| [peak.fp8, Some(peak.bf16)]);
         peaks.map(|peak| peak.map(|peak| self.flops() / peak))
     }
-}
-
-/// Peak memory in use.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Memory {
-    /// Peak bytes in use.
-    pub bytes: u64,
-    /// Total bytes, if known.
-    pub total: Option<u64>,
-}
-
-impl Memory {
-    /// Peak resident memory of the process and total memory of the machine, from Linux's `/proc`.
-    pub fn of_process() -> Option<Self> {
-        Some(Self { bytes: proc_bytes("/proc/self/status", "VmHWM:")?, total: proc_bytes(MACHINE, "MemTotal:") })
-    }
-
-    /// Memory limit of this process in bytes, including swap: the machine's, or a lower limit of
-    /// its container. Known only with Linux's `/proc`.
-    pub fn of_machine() -> Option<u64> {
-        let machine = proc_bytes(MACHINE, "MemTotal:")? + proc_bytes(MACHINE, "SwapTotal:").unwrap_or(0);
-        // Without a limit, the first file has a word and the second a large number.
-        let container = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-        let limits = container.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
-        Some(limits.fold(machine, u64::min))
-    }
-}
-
-/// Linux's file with the machine's memory.
-const MACHINE: &str = "/proc/meminfo";
-
-/// Value of a key in a `/proc` file, in kB there, as bytes.
-fn proc_bytes(path: &str, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(path).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 impl fmt::Display for StepLine {

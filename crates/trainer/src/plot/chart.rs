@@ -58,7 +58,7 @@ pub(super) fn charts(kind: PlotPanel, runs: &[Run]) -> Vec<Chart> {
         let curves = runs.iter().map(|run| of(run).iter().filter_map(less).collect());
         // The first run's own curve would be the line at zero.
         let curves = std::iter::once(vec![]).chain(curves.skip(1)).collect();
-        (format!("{title} less that of {}", runs[0].name), "nats per token", Scale::AroundZero, curves)
+        (format!("{title} minus {}", runs[0].name), "nats per token", Scale::AroundZero, curves)
     };
     let charts: Vec<(_, _, _, Vec<Vec<Point>>)> = match kind {
         PlotPanel::Losses => vec![

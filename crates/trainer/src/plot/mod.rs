@@ -110,7 +110,7 @@ pub fn plot(runs: &[PlotSource], kinds: &[PlotPanel], out: &Path) -> anyhow::Res
         bail!("no steps in {}", paths.join(", "));
     } else if panels.is_empty() {
         let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
-        bail!("none of these runs has what {} would show", names.join(", "));
+        bail!("none of these runs has data for {}", names.join(", "));
     }
     panels.insert(0, (60 + 28 * runs.len() as u32, Box::new(|area| draw_legend(area, &runs))));
     let mut svg = String::new();

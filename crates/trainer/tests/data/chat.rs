@@ -119,7 +119,7 @@ fn templates_give_the_ids_of_transformers() {
                     assert_eq!((said, found.is_assistant, &found.ids), (should, expected.clone(), &row.ids), "{at}");
                 }
                 Err(error) => {
-                    let is_silent = error.to_string().contains("nothing that the assistant says");
+                    let is_silent = error.to_string().contains("no text of the assistant");
                     assert!(is_silent && !expected.contains(&true), "{at}: {error}");
                 }
             }

@@ -78,7 +78,7 @@ fn what_is_wrong_is_named() {
         "chat.jsonl:1: `messages` need a chat template: set data.chat_template, or use a tokenizer that has one"
     ));
     let parquet = match cfg!(feature = "parquet") {
-        true => "a.parquet is no Parquet file that can be read",
+        true => "a.parquet cannot be read as Parquet",
         false => "a.parquet: this build does not read Parquet files: build it with the cargo feature `parquet`",
     };
     let error = Files::new([("a.parquet", "PAR1")]).error();

@@ -264,13 +264,13 @@ fn groups_name_their_linears() {
         assert!(files.weights() == expected, "{target}");
     }
     let out = files.eval(&[]);
-    let is_kept = out.contains("FP8-only weights: 14 of") && !out.contains("cast anew");
+    let is_kept = out.contains("FP8-only weights: 14 of") && !out.contains("requantized");
     assert!(out.contains("precision: fp8") && is_kept, "{out}");
     let out = files.eval(&["--set", "float8.recipe=rowwise"]);
-    let note = "has FP8 weights in several formats, 13 of which, the first layers.0.self_attn.q_proj, are decoded and cast anew by rowwise\n";
+    let note = "has FP8 weights in several formats, 13 of which, the first layers.0.self_attn.q_proj, are decoded and requantized by rowwise\n";
     assert!(out.contains(note), "{out}");
     let (out, _) = files.export(&["--recipe", "rowwise"]).unwrap();
-    assert!(out.contains("rowwise weights; 14 are decoded and cast anew"), "{out}");
+    assert!(out.contains("rowwise weights; 14 are decoded and requantized"), "{out}");
     let error = chain(files.export(&[]).map(drop).unwrap_err());
     assert!(error.contains("mlp.up_proj as rowwise weights: a folder has one format"), "{error}");
     // Nor may inputs differ.

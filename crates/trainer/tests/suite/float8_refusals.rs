@@ -82,7 +82,7 @@ fn flags_that_contradict_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let [folder, out] = ["hf", "out"].map(|name| dir.path().join(name));
     model::<Flex>(square(true), 1).save_hf(&folder, &options()).unwrap();
-    let alone = "--recipe rowwise: is how weights are scaled that are written with --format fp8";
+    let alone = "--recipe rowwise: needs --format fp8";
     for (flags, says) in [
         (&["--recipe", "rowwise"][..], alone),
         (&["--format", "fp8", "--recipe", "delayed"], "there is no amax history of its inputs"),

@@ -66,7 +66,7 @@ fn another_recipe_than_the_files_have_is_told() {
         export(&model(square(false), 12), recipe, &folder).unwrap();
         folder
     });
-    let anew = "has FP8 weights of rowwise, which are decoded and cast anew";
+    let anew = "has FP8 weights of rowwise, which are decoded and requantized";
     for (recipe, fp8_only, told) in [
         (Recipe::Rowwise, true, ""),
         (Recipe::RowwiseWithGwHp, true, ""),

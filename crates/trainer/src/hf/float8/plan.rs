@@ -159,7 +159,7 @@ impl fmt::Display for Plan<'_> {
         write!(f, "FP8: {written} of {all} linears, {}", self.scheme)?;
         let stored = self.linears.iter().filter(|own| self.is_stored(own)).count();
         let anew = self.linears.iter().filter(|own| own.stored.is_some()).count() - stored;
-        for (count, what) in [(stored, "keep their codes"), (anew, "are decoded and cast anew")] {
+        for (count, what) in [(stored, "keep their codes"), (anew, "are decoded and requantized")] {
             if count > 0 {
                 write!(f, "; {count} {what}")?;
             }
