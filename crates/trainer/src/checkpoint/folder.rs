@@ -196,9 +196,7 @@ impl CheckpointFolder {
         let lock = path.join(LOCK);
         let Some(lock) = FileLock::try_take(&lock).with_context(cannot("lock", &lock))? else {
             let folder = path.display();
-            bail!(
-                "another run is writing to {folder}: wait for it or stop it, or give this one another --output-dir"
-            );
+            bail!("another run is writing to {folder}: wait for it or stop it, or give this one another --output-dir");
         };
         // Files of other programs may have the same ending.
         let is_ours = |name: &String| OURS.iter().any(|ours| name.starts_with(ours)) && name.ends_with(PARTIAL);
