@@ -16,6 +16,7 @@ pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map
 use crate::ops::functions::find;
 pub use crate::profile::operation;
 use crate::stack::Float8Stack;
+pub use crate::step::PeerExchange;
 use crate::step::{DeviceState, Peers};
 pub use crate::tensor::{
     CastAmax, ShardHooks, ShardLayout, ShardingReport, SourcedWeight, WeightCache, WeightCast, shared,
@@ -100,7 +101,7 @@ pub fn set_peers<B: Float8Backend>(
     layer: &Layer,
     device: &Device<B>,
     layers: &[Arc<Layer>],
-    hooks: Arc<dyn ShardHooks<B>>,
+    hooks: Arc<dyn PeerExchange<B>>,
 ) {
     DeviceState::<B>::of(layer, device).set_peers(Peers::new(hooks, device.clone(), layers));
 }

@@ -3,7 +3,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
-use burn_float8::shard_hooks::{CastAmax, ShardHooks, ShardLayout, ShardingReport, WeightCache, WeightCast, operation};
+use burn_float8::shard_hooks::{
+    CastAmax, PeerExchange, ShardHooks, ShardLayout, ShardingReport, WeightCache, WeightCast, operation,
+};
 
 use crate::config::Reshard;
 use crate::gather_cache::GatherCache;
@@ -54,7 +56,9 @@ impl<B: Float8Backend> ShardHooks<B> for Sharding<B> {
         let _timer = operation("reduce_scatter");
         self.reduce_scatter_when_synced(whole)
     }
+}
 
+impl<B: Float8Backend> PeerExchange<B> for Sharding<B> {
     fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B> {
         self.world.all.max(label, amaxes).unwrap_or_else(|error| panic!("{error}"))
     }

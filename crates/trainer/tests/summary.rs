@@ -5,6 +5,11 @@ use std::io::Write;
 #[test]
 fn what_was_skipped() {
     let skipped = test_data::take_skipped();
-    let heading = if skipped.is_empty() { "no test was skipped" } else { "tests were skipped:" };
-    writeln!(std::io::stdout(), "\n{heading}\n{}", skipped.join("\n")).expect("standard output is open");
+    let mut out = std::io::stdout();
+    if skipped.is_empty() {
+        writeln!(out, "no test was skipped").expect("standard output is open");
+    }
+    for (needs, tests) in skipped {
+        writeln!(out, "skipped {tests} tests that need {needs}").expect("standard output is open");
+    }
 }

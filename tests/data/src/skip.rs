@@ -1,28 +1,29 @@
 //! Skipped tests: each is printed at once, and all again at the end of `cargo test`.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
 /// Requirement of tests on wgpu.
-pub const VULKAN: &str = "needs an adapter for wgpu, such as Debian's mesa-vulkan-drivers";
+pub const VULKAN: &str = "an adapter for wgpu, such as Debian's mesa-vulkan-drivers";
 
 /// Requirement of tests of generated CUDA.
-pub const CUDA_TOOLS: &str = "needs FLOAT8_CUDA_TOOLS, and assemblers FLOAT8_PTXAS; .ci/run installs the wheels";
+pub const CUDA_TOOLS: &str = "FLOAT8_CUDA_TOOLS and FLOAT8_PTXAS, whose wheels .ci/run installs";
 
 /// Prints that a test is skipped, and what it `needs`. The test target `summary` prints it again.
 ///
 /// # Panics
 /// In CI, where nothing may be missing.
 pub fn skip(needs: &str) {
-    assert!(std::env::var_os("CI").is_none(), "CI skips no test: {needs}");
+    assert!(std::env::var_os("CI").is_none(), "CI skips no test: it needs {needs}");
     skip_optional(needs);
 }
 
 /// The same for tests that CI may skip.
 pub fn skip_optional(needs: &str) {
     let thread = std::thread::current();
-    let line = format!("skipped {}: {needs}\n", thread.name().unwrap_or("a test"));
+    let line = format!("skipped {}: needs {needs}\n", thread.name().unwrap_or("a test"));
     // Not `println!`: the harness captures it while a test passes.
     std::io::stdout().write_all(line.as_bytes()).expect("standard output is open");
     if let Some(file) = file() {
@@ -31,15 +32,16 @@ pub fn skip_optional(needs: &str) {
     }
 }
 
-/// Lines of [`skip`] since this command of cargo began, sorted; each once.
-pub fn take_skipped() -> Vec<String> {
-    let Some(file) = file() else { return vec![] };
+/// Requirements of skipped tests since this command of cargo began, and how many tests each has.
+pub fn take_skipped() -> BTreeMap<String, usize> {
+    let Some(file) = file() else { return BTreeMap::new() };
     let text = fs::read_to_string(&file).unwrap_or_default();
     let _ = fs::remove_file(file);
-    let mut lines: Vec<String> = text.lines().map(String::from).collect();
-    lines.sort();
-    lines.dedup();
-    lines
+    let mut tests = BTreeMap::new();
+    for (_, needs) in text.lines().collect::<BTreeSet<_>>().iter().filter_map(|line| line.split_once(": needs ")) {
+        *tests.entry(needs.into()).or_default() += 1;
+    }
+    tests
 }
 
 /// File of the process that started this one, which is cargo.

@@ -28,6 +28,7 @@ use crate::layer::{Layer, Tag, now};
 use crate::terms::Role;
 pub use amax_state::AmaxState;
 pub(crate) use delayed::{Histories, Observation};
+pub use peers::PeerExchange;
 pub(crate) use peers::{Peers, TrackedCast};
 pub(crate) use samples::{Sample, Samples};
 pub(crate) use without_backward::Observed;

@@ -3,13 +3,21 @@
 //! moved a layer out of FP8 without the others would wait for values while they exchange codes.
 use std::sync::{Arc, Weak};
 
-use burn_backend::tensor::Device;
+use burn_backend::tensor::{Device, FloatTensor};
 
 use crate::backend::Float8Backend;
 use crate::config::{DelayedScaling, FallbackTo, Policy};
 use crate::layer::{CastPlan, Fallback, Layer, LinearPlan};
-use crate::tensor::ShardHooks;
 use crate::terms::{Operand, Role};
+
+/// Exchange between all ranks that train a model. All call these in the same order.
+pub trait PeerExchange<B: Float8Backend>: Send + Sync {
+    /// Element-wise maximum of amaxes `[n]` over all ranks; NaN wins.
+    fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B>;
+
+    /// Bytes of all ranks, in their order.
+    fn exchange(&self, label: &str, own: &[u8]) -> Vec<Vec<u8>>;
+}
 
 /// A cast with delayed scaling.
 #[derive(Clone, Debug)]
@@ -23,7 +31,7 @@ pub(crate) struct TrackedCast {
 
 /// Peers of a device's steps.
 pub(crate) struct Peers<B: Float8Backend> {
-    pub(super) hooks: Arc<dyn ShardHooks<B>>,
+    pub(super) hooks: Arc<dyn PeerExchange<B>>,
     pub(super) device: Device<B>,
     /// Casts in the order of the model, the same in every process. A process may have cast nothing
     /// in a step.
@@ -33,7 +41,7 @@ pub(crate) struct Peers<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> Peers<B> {
-    pub(crate) fn new(hooks: Arc<dyn ShardHooks<B>>, device: Device<B>, layers: &[Arc<Layer>]) -> Self {
+    pub(crate) fn new(hooks: Arc<dyn PeerExchange<B>>, device: Device<B>, layers: &[Arc<Layer>]) -> Self {
         let casts = layers.iter().flat_map(|layer| TrackedCast::all_of(layer)).collect();
         let may_fall_back = |layer: &&Arc<Layer>| {
             let config = &layer.applied().config;

@@ -18,11 +18,11 @@ use super::wrapped::{Float8Tensor, Wrapped};
 use crate::backend::{Float8Backend, GivenAmax, in_dtype};
 use crate::layer::{Layer, LinearPlan, Mark, Tag};
 use crate::profile::{Work, time};
+use crate::step::PeerExchange;
 use crate::terms::{ContractionAxis, Operand, Role};
 
-/// Rows of a weight `[K, N]` on this rank, and the ranks that train it together. All ranks call
-/// these in the same order.
-pub trait ShardHooks<B: Float8Backend>: Any + Send + Sync {
+/// Rows of a weight `[K, N]` on this rank. All ranks call these in the same order.
+pub trait ShardHooks<B: Float8Backend>: PeerExchange<B> + Any {
     /// Rows of this process, and counts for the report.
     fn layout(&self) -> ShardLayout;
 
@@ -35,12 +35,6 @@ pub trait ShardHooks<B: Float8Backend>: Any + Send + Sync {
 
     /// This process' rows of a gradient `[K, N]`, summed over all ranks.
     fn gradient(&self, whole: FloatTensor<B>) -> FloatTensor<B>;
-
-    /// Element-wise maximum of amaxes `[n]` over all ranks that train the model; NaN wins.
-    fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B>;
-
-    /// Bytes of all ranks that train the model, in their order.
-    fn exchange(&self, label: &str, own: &[u8]) -> Vec<Vec<u8>>;
 }
 
 /// Rows of a sharded weight on this process.

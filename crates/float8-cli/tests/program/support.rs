@@ -94,7 +94,7 @@ pub(crate) fn has_wgpu() -> bool {
 /// that the script is skipped.
 pub(crate) fn python(script: &str, packages: &str, argument: &Path) {
     let Some(python) = std::env::var_os("FLOAT8_PYTHON") else {
-        return test_data::skip_optional(&format!("FLOAT8_PYTHON names no Python with {packages}"));
+        return test_data::skip_optional(&format!("FLOAT8_PYTHON, a Python with {packages}"));
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program").join(script);
     stdout(&Command::new(python).arg(script).arg(argument).output().unwrap());

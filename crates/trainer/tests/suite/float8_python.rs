@@ -86,7 +86,7 @@ pub(crate) fn run_python(script: &str, packages: &str, arguments: &[&OsStr]) {
     if !has_packages.is_ok_and(|output| output.status.success()) {
         let is_asked_for = env::var_os("FLOAT8_PYTHON").is_some();
         assert!(!is_asked_for, "FLOAT8_PYTHON is no Python with the packages of {}", script.display());
-        return test_data::skip_optional(&format!("FLOAT8_PYTHON names no Python with {packages}"));
+        return test_data::skip_optional(&format!("FLOAT8_PYTHON, a Python with {packages}"));
     }
     let output = std::process::Command::new(&python).arg(&script).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
