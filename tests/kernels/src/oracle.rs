@@ -23,7 +23,7 @@ pub struct Element {
     pub size: f64,
 }
 
-/// A contraction-major `[rows, k]` matrix of f32 values, with a scale for each [`BLOCK`] of a row.
+/// A contraction-major `[rows, k]` matrix of f32 values, with a scale for each `BLOCK` of a row.
 #[derive(Clone, Debug)]
 pub struct Factor {
     values: Vec<f32>,
@@ -53,7 +53,7 @@ impl Factor {
         }
     }
 
-    /// Some rows, and a part of the contraction that begins at a [`BLOCK`].
+    /// Some rows, and a part of the contraction that begins at a `BLOCK`.
     pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
         let (k, blocks) = (self.shape[1], self.shape[1].div_ceil(BLOCK));
         let own = cols.start / BLOCK..cols.end.div_ceil(BLOCK).max(cols.start / BLOCK);
