@@ -23,6 +23,15 @@ pub struct MatrixView {
     pub dtype: StorageType,
 }
 
+impl MatrixView {
+    /// View of the transposed matrix in the same memory.
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        let ([rows, cols], [row, col]) = (self.shape, self.strides);
+        Self { shape: [cols, rows], strides: [col, row], ..self }
+    }
+}
+
 /// Strided rank-1 view of device memory. Element `i` is at `i * stride`, in elements.
 #[derive(Clone, Debug)]
 pub struct VectorView {

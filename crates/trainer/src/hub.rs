@@ -62,7 +62,9 @@ fn is_complete(folder: &Path) -> bool {
 fn download(name: &str, cache: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let api = hf_hub::api::sync::ApiBuilder::from_env().with_cache_dir(cache.into()).build()?;
     let model = api.model(name.into());
-    let info = model.info().with_context(|| format!("there is no folder {name}, and the Hub gives no such model"))?;
+    let info = model
+        .info()
+        .with_context(|| format!("there is no folder {name}, and reading the model from the Hub failed"))?;
     let is_wanted = |file: &str| {
         let ends = [".safetensors", ".json", ".jinja", ".txt", "tokenizer.model"];
         !file.contains('/') && ends.iter().any(|end| file.ends_with(end))

@@ -1,4 +1,4 @@
-//! End of `cargo test`: what was skipped. Cargo runs the targets in the order of their names.
+//! Prints why tests were skipped. Cargo runs test targets in the order of their names, so this is the last.
 
 use std::io::Write;
 

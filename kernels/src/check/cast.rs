@@ -57,8 +57,7 @@ impl CastVariant {
     ) -> Result<Self, KernelError> {
         let (mut view, mut checked, mut orientation) = (x.clone(), Checked::new(client, x)?, orientation);
         if checked.is_column_major() {
-            view.shape.reverse();
-            view.strides.reverse();
+            view = view.transposed();
             (checked, orientation) = (checked.transpose(), orientation.transposed());
         }
         let ([rows, cols], [row, col]) = (view.shape, view.strides);

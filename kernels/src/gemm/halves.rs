@@ -12,7 +12,7 @@ use super::tma::plan::Plan;
 use super::variant::{JUDGED_SPLITS, judged_product};
 use super::{GEMV_ROWS, Gemm, GemmDevice, GemmPath, GemmShape, hopper};
 use crate::arch::{CudaArch, cuda_arch};
-use crate::denylist::{disable, is_disabled};
+use crate::denylist::{Disabled, device_key, disable};
 use crate::element_type::ElementType;
 use crate::operand::check_size;
 use crate::ptx::cvt::Isa;
@@ -27,13 +27,17 @@ struct HalfGemmKernel;
 impl GemmDevice {
     /// Whether the device has a kernel for [`HalfGemm`] that is not disabled.
     pub fn has_half_gemm(&self) -> bool {
-        self.arch == Some(CudaArch::Sm90) && !self.disabled().contains(HalfGemmKernel)
+        is_available(self.arch, &self.disabled())
     }
+}
+
+fn is_available(arch: Option<CudaArch>, disabled: &Disabled) -> bool {
+    arch == Some(CudaArch::Sm90) && !disabled.contains(HalfGemmKernel)
 }
 
 /// Whether the device has a kernel for [`HalfGemm`] that is not disabled.
 pub fn has_half_gemm<R: Runtime>(client: &ComputeClient<R>) -> bool {
-    cuda_arch(client) == Some(CudaArch::Sm90) && !is_disabled(client, HalfGemmKernel)
+    is_available(cuda_arch(client), &Disabled::on(device_key(client)))
 }
 
 /// Disables [`HalfGemm`] on this device.
@@ -145,9 +149,7 @@ impl HalfGemm<'_> {
             return Err(KernelError::BiasMismatch { bias: bias.len, n });
         }
         check_size(m, n, n)?;
-        let [[rows, cols], [down, across]] = [b.shape, b.strides];
-        let b = MatrixView { shape: [cols, rows], strides: [across, down], ..b.clone() };
-        let ((a, of_a), (b, of_b)) = (matrix(client, a)?, matrix(client, &b)?);
+        let ((a, of_a), (b, of_b)) = (matrix(client, a)?, matrix(client, &b.clone().transposed())?);
         Ok(Halves { matrices: [a, b], element: Element::Half { bf16, majors: [of_a, of_b] } })
     }
 

@@ -124,11 +124,8 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
 
     fn fp8_health(x: CubeTensor<R>, operand: &Self::Operand, transposed: bool) -> CubeTensor<R> {
         let (client, device) = (x.client.clone(), x.device.clone());
-        let mut view = matrix_view(x);
-        if transposed {
-            view.shape.reverse();
-            view.strides.reverse();
-        }
+        let view = matrix_view(x);
+        let view = if transposed { view.transposed() } else { view };
         let len = health_len(view.shape[0], view.shape[1]);
         let partials = health(&client, &view, &kernel_operand(operand)).expect("the operand was cast from this tensor");
         tensor(&client, &device, partials, [len, 5], DType::F32)

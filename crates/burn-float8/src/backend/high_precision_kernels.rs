@@ -3,7 +3,7 @@ use burn_backend::TensorMetadata;
 use burn_cubecl::CubeRuntime;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::device::Device as _;
-use float8_kernels::{HalfGemm, MatrixView, has_half_gemm};
+use float8_kernels::{HalfGemm, has_half_gemm};
 
 use super::high_precision::HighPrecisionGemm;
 use super::operand::tensor;
@@ -19,17 +19,11 @@ pub(super) fn compute<R: CubeRuntime>(gemm: &HighPrecisionGemm<CubeTensor<R>>) -
     if !has_half_gemm(client) || [a, b].iter().any(|t| t.shape().num_elements() == 0) {
         return None;
     }
-    let transposed = |MatrixView { handle, shape: [rows, cols], strides: [row, col], dtype }| MatrixView {
-        handle,
-        shape: [cols, rows],
-        strides: [col, row],
-        dtype,
-    };
     let (a, b) = (matrix_view(a.clone()), matrix_view(b.clone()));
     let (a, b) = match which {
         Gemm::Fprop => (a, b),
-        Gemm::Dgrad => (a, transposed(b)),
-        Gemm::Wgrad => (transposed(a), b),
+        Gemm::Dgrad => (a, b.transposed()),
+        Gemm::Wgrad => (a.transposed(), b),
     };
     let bias = bias.as_ref().map(vector_view);
     let product = HalfGemm { a: &a, b: &b, bias: bias.as_ref(), out: (*dtype).into() };

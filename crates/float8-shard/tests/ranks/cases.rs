@@ -61,7 +61,9 @@ pub fn difference_is_named(ran: &Ran) {
     }
 }
 
-pub fn stall() {
+/// A world whose rank 1 sleeps longer than the time limit, and the time at which the others begin to
+/// wait for it.
+fn without_rank_1() -> (Communicator, Instant) {
     let comm = limited();
     gather(&comm, "layers.0").unwrap();
     if comm.rank() == 1 {
@@ -69,6 +71,11 @@ pub fn stall() {
     }
     let since = Instant::now();
     goes_wrong();
+    (comm, since)
+}
+
+pub fn stall() {
+    let (comm, since) = without_rank_1();
     let error = gather(&comm, "layers.1").unwrap_err();
     let later = gather(&comm, "later").unwrap_err();
     assert!(matches!(later, ShardError::Dead { .. }), "{later}");
@@ -239,13 +246,7 @@ pub fn exit_ends_all(ran: &Ran) {
 
 /// A rank that keeps its communicator delays the others by at most the time limit.
 pub fn never_leaves() {
-    let comm = limited();
-    gather(&comm, "layers.0").unwrap();
-    if comm.rank() == 1 {
-        std::thread::sleep(LONG);
-    }
-    let since = Instant::now();
-    goes_wrong();
+    let (comm, since) = without_rank_1();
     drop(comm);
     print_line(&format!("rank 0 failed after {:.2} s: dropped", since.elapsed().as_secs_f64()));
     std::thread::sleep(LONG);

@@ -177,7 +177,8 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     let element = compute.size() as f64;
     let [rows, vocab, hidden] =
         [training.batch_size as f64 * training.seq_len as f64, size.vocab_size as f64, size.hidden_size as f64];
-    // The host keeps it in f32. A GPU's linear keeps the same tensor, unless it keeps FP8.
+    // Attention keeps its output for backward: in f32 on the host. On a GPU a linear in high precision
+    // keeps the same tensor.
     let attention_output = match is_host {
         true => 4,
         false if plan.input_bytes < element => element as u64,
