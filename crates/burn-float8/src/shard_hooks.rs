@@ -10,7 +10,8 @@ use crate::backend::Float8Backend;
 #[cfg(feature = "cubecl")]
 pub use crate::backend::{fusion::resolved, operand::scales};
 pub use crate::backend::{host::read_f32, in_dtype};
-use crate::config::{Float8Config, Granularity, Policy};
+use crate::config::{Float8Config, Granularity, LinearInfo, Policy, matches};
+use crate::error::Float8Error;
 use crate::layer::{Layer, Tag};
 pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map_param, map_params, visit_params};
 use crate::ops::functions::find;
@@ -19,15 +20,27 @@ use crate::stack::Float8Stack;
 pub use crate::step::PeerExchange;
 use crate::step::{DeviceState, Peers};
 pub use crate::tensor::{
-    CastAmax, ShardHooks, ShardLayout, ShardingReport, SourcedWeight, WeightCache, WeightCast, shared,
+    Axis, CastAmax, ParallelHooks, ParallelStyle, ShardHooks, ShardLayout, ShardingReport, SourcedWeight, WeightCache,
+    WeightCast, shared,
 };
-use crate::tensor::{Float8Tensor, source_of};
+use crate::tensor::{Float8Tensor, parallel_of, source_of};
 use crate::terms::{Operand, Reason};
 
 /// A new layer like `layer` with its configured policy, and with its weight from `source`.
 pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn ShardHooks<B>>) -> Arc<Layer> {
     let policy = Policy::clone(&layer.configured());
     Arc::new(Layer::new(layer.name(), policy, layer.applied().clone()).with_source(source))
+}
+
+/// A new layer like `layer` with its configured policy, of which this rank has a part.
+pub fn with_parallel<B: Float8Backend>(layer: &Layer, part: Arc<dyn ParallelHooks<B>>) -> Arc<Layer> {
+    let policy = Policy::clone(&layer.configured());
+    Arc::new(Layer::new(layer.name(), policy, layer.applied().clone()).with_parallel(part))
+}
+
+/// Part of a layer on this rank, if ranks divide it.
+pub fn parallel<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn ParallelHooks<B>>> {
+    parallel_of(layer).cloned()
 }
 
 /// A layer in high precision, with the conversion of `like`.
@@ -54,6 +67,15 @@ pub fn config(layer: &Layer) -> &Float8Config {
 /// Configured policy of a layer, before any fallback.
 pub fn configured(layer: &Layer) -> Arc<Policy> {
     layer.configured()
+}
+
+/// Indices of the names that a pattern matches, by the rules of `filter_fqns`.
+///
+/// # Errors
+/// If the glob is invalid, or nothing matches.
+pub fn matching(field: &'static str, pattern: &str, names: &[String]) -> Result<Vec<usize>, Float8Error> {
+    let infos: Vec<_> = names.iter().map(|name| LinearInfo { name: name.clone(), k: 0, n: 0 }).collect();
+    matches(field, pattern, &infos)
 }
 
 /// Whether `Tensor::matmul` with the layer's weight runs in FP8.

@@ -13,7 +13,6 @@ use burn_std::Shape;
 
 use crate::all_reduce::{Reduction, all_reduce, flat};
 use crate::error::ShardError;
-use crate::sharding::Sharding;
 use crate::world::World;
 
 /// Maximum number of gradient elements in one all-reduce, unless a single gradient has more. The
@@ -27,11 +26,12 @@ struct Replicated<B: Float8Stack> {
     gradient: Option<FloatTensor<B::Inner>>,
 }
 
-/// Implements [`Sharded::reduce_gradients`](crate::Sharded::reduce_gradients).
+/// Sums the gradients of the parameters that `is_summed` names over all ranks.
 pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     world: &World<B::Inner>,
     model: &M,
     grads: &mut GradientsParams,
+    is_summed: impl Fn(ParamId, &FloatTensor<B>) -> bool,
 ) -> Result<(), ShardError> {
     if world.all.size() == 1 {
         return Ok(());
@@ -39,7 +39,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     let mut replicated: Vec<Replicated<B>> = vec![];
     visit_params::<B, M>(model, |param| {
         let Some(value) = param.float().filter(|_| param.shape.num_elements() > 0) else { return };
-        if Sharding::of_value::<B>(&value).is_some_and(|sharding| sharding.is_divided()) {
+        if !is_summed(param.id, &value) {
             return;
         }
         // Taken, so that each is freed once it is summed. The rank of a tensor is only a type.

@@ -26,6 +26,7 @@ mod gather_cache;
 mod prefetch;
 
 mod hooks;
+mod parallel_part;
 
 mod full_tensor;
 mod gradients;
@@ -34,6 +35,7 @@ mod shard_params;
 mod shardable;
 
 mod sharded;
+mod tensor_parallel;
 
 pub use backend::ShardBackend;
 pub use collectives::{DeviceCollectives, PendingOnDevice, ShardedAxis, Shards};
@@ -49,3 +51,4 @@ pub use plan::{PlanDtypes, ShardPlan};
 pub use shard_params::ShardSummary;
 pub use shardable::ShardedParameter;
 pub use sharded::Sharded;
+pub use tensor_parallel::{ParallelPlan, TensorParallel, TensorStyle};

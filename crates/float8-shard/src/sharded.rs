@@ -216,7 +216,9 @@ impl Sharded {
         grads: &mut GradientsParams,
     ) -> Result<(), ShardError> {
         sourced_weights::<B, M>(model).iter().for_each(|weight| forget_started::<B::Inner>(&weight.shared()));
-        gradients::reduce::<B, M>(self.world(), model, grads)
+        let is_whole =
+            |_, value: &FloatTensor<B>| Sharding::of_value::<B>(value).is_none_or(|sharding| !sharding.is_divided());
+        gradients::reduce::<B, M>(self.world(), model, grads, is_whole)
     }
 
     /// Parameters of the model by path, with the whole shapes and this rank's rows.

@@ -18,6 +18,7 @@ use burn_float8::backend::Float8Backend;
 use burn_float8::config::Policy;
 use burn_float8::report::Layer;
 use burn_float8::{Float8Stack, shard_hooks};
+use float8_kernels::Granularity;
 
 use crate::config::ShardConfig;
 use crate::world::World;
@@ -31,10 +32,16 @@ const ALIGN: usize = 16;
 
 /// Alignment of a shard's rows under its linear's policy, if it is a linear.
 pub(crate) fn alignment(policy: Option<&Policy>) -> usize {
-    use float8_kernels::Granularity::{Block1x32, Block1x128, Block128x128};
     let granularities = policy.map(shard_hooks::weight_granularities).into_iter().flatten().flatten();
-    let is_block = |granularity| matches!(granularity, Block1x32 | Block1x128 | Block128x128);
-    if granularities.into_iter().any(is_block) { BLOCK } else { ALIGN }
+    granularities.map(alignment_of).max().unwrap_or(ALIGN)
+}
+
+/// Alignment of a part of a tensor with these scales.
+pub(crate) fn alignment_of(granularity: Granularity) -> usize {
+    match granularity {
+        Granularity::Block1x32 | Granularity::Block1x128 | Granularity::Block128x128 => BLOCK,
+        Granularity::Tensor | Granularity::Row => ALIGN,
+    }
 }
 
 /// Rows of K on each rank, padding included: a multiple of `align`; in a world of one, all rows.

@@ -82,7 +82,7 @@ impl<B: Float8Backend> Sharding<B> {
     /// Sum over all ranks of this rank's rows `[chunk, N]` of a gradient `[K, N]`, exchanged in the
     /// configured dtype, then between replicas in f32, and returned in the gradient's. Over the host
     /// this waits for the device.
-    fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
+    pub(crate) fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         let ([k, n], ranks) = (self.logical, self.ranks());
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
         if let Some(collectives) = self.world.shard.on_device(&device) {

@@ -22,7 +22,7 @@ pub struct LinearInfo {
 /// # Errors
 ///
 /// If the glob is invalid, or nothing matches.
-pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]) -> Result<Vec<usize>, Float8Error> {
+pub(crate) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]) -> Result<Vec<usize>, Float8Error> {
     let wrong = |reason: String| Float8Error::config(field, format!("{pattern:?}"), reason);
     // An empty pattern would match every name.
     let indices = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {

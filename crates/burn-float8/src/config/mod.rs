@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 pub use cast::{CastConfig, Casts, ScalingType};
 pub use delayed::{AmaxComputeAlgo, DelayedScaling};
 pub use filter::LinearInfo;
-pub(crate) use filter::{matches_none, shortened};
+pub(crate) use filter::{matches, matches_none, shortened};
 pub use float8_kernels::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 pub use linear::Float8LinearConfig;
 pub use policy::Policy;
@@ -262,7 +262,7 @@ impl Float8Config {
                 return Err(Float8Error::config("overrides.fqns", "[]", "the override is for no linear"));
             }
             for pattern in fqns {
-                filter::matches("overrides.fqns", pattern, linears)?.into_iter().for_each(|i| configs[i] = config);
+                matches("overrides.fqns", pattern, linears)?.into_iter().for_each(|i| configs[i] = config);
             }
         }
         let mut policies: Vec<_> = configs.iter().map(|config| Policy::Float8((*config).clone())).collect();
@@ -277,7 +277,7 @@ impl Float8Config {
         }
         self.filter_layers(linears, &mut policies)?;
         for pattern in &self.filter_fqns {
-            for i in filter::matches("filter_fqns", pattern, linears)? {
+            for i in matches("filter_fqns", pattern, linears)? {
                 policies[i] = Policy::HighPrecision(Reason::Filter(pattern.clone()));
             }
         }

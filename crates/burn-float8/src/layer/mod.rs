@@ -69,6 +69,8 @@ pub struct Layer {
     applied: Arc<Applied>,
     /// Source of the weight if it is sharded: an `Arc<dyn ShardHooks<B>>`.
     source: Option<Box<dyn Any + Send + Sync>>,
+    /// Part of the linear on this rank, if ranks divide it: an `Arc<dyn ParallelHooks<B>>`.
+    parallel: Option<Box<dyn Any + Send + Sync>>,
     settings: RwLock<Settings>,
     /// Setting of [`set_float8_enabled`](crate::set_float8_enabled).
     enabled: AtomicBool,
@@ -97,6 +99,7 @@ impl Layer {
             name: name.into(),
             applied,
             source: None,
+            parallel: None,
             settings: RwLock::new(settings),
             enabled: AtomicBool::new(true),
             calls: Default::default(),
@@ -113,6 +116,21 @@ impl Layer {
     /// Sets the source of the weight, an `Arc<dyn ShardHooks<B>>`.
     pub(crate) fn with_source(self, source: impl Any + Send + Sync) -> Self {
         Self { source: Some(Box::new(source)), ..self }
+    }
+
+    /// Sets the part of the linear on this rank, an `Arc<dyn ParallelHooks<B>>`.
+    pub(crate) fn with_parallel(self, parallel: impl Any + Send + Sync) -> Self {
+        Self { parallel: Some(Box::new(parallel)), ..self }
+    }
+
+    /// Part of the linear on this rank, if ranks divide it.
+    pub(crate) fn parallel(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.parallel.as_deref()
+    }
+
+    /// Whether other ranks hold parts of the weight.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.source.is_some() || self.parallel.is_some()
     }
 
     /// Source of the weight, if it is sharded.
@@ -173,7 +191,7 @@ impl Layer {
         }
         // First use on this device if the program has applied no configuration.
         B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", error));
-        let resolved = Arc::new(plan.on(B::fp8_facts(device), dtypes, self.has_source()));
+        let resolved = Arc::new(plan.on(B::fp8_facts(device), dtypes, self.is_divided()));
         let mut settings = self.settings.write();
         // Another thread may have set another policy in the meantime.
         if settings.plan.as_ref().is_some_and(|current| Arc::ptr_eq(current, &plan)) {

@@ -164,7 +164,7 @@ impl Float8Config {
         let quantized: Vec<_> = quantized.into_iter().map(|linear| linear.info.name).collect();
         let summary = Summary::new(self, &infos, &policies, quantized.clone());
         let known = self.known_conversion(&linears, &policies);
-        let is_sharded = |linear: &FoundLinear<B>| linear.layer().is_some_and(|layer| layer.has_source());
+        let is_sharded = |linear: &FoundLinear<B>| linear.layer().is_some_and(|layer| layer.is_divided());
         if known.is_none() && linears.iter().any(is_sharded) {
             return Err(ApplyError { error: Float8Error::Sharded, model: Box::new(model) });
         }

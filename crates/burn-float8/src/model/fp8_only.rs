@@ -95,7 +95,7 @@ pub fn fp8_only<B: Float8Stack, M: Module<B>>(model: M) -> Result<(M, Fp8Only), 
     if found.iter().all(|linear| linear.tag.is_none()) {
         return refuse(Float8Error::NotApplied, model);
     }
-    if found.iter().any(|linear| linear.layer().is_some_and(|layer| layer.has_source())) {
+    if found.iter().any(|linear| linear.layer().is_some_and(|layer| layer.is_divided())) {
         return refuse(Float8Error::Sharded, model);
     }
     drop(found);

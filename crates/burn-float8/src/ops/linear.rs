@@ -15,15 +15,16 @@ use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::call::{GemmCall, GemmData, Use, zeros};
+use super::parallel::Tokens;
 use crate::backend::{Float8Backend, in_dtype};
 use crate::layer::Layer;
 use crate::profile::operation;
 use crate::step::{DeviceState, Observation, Sample, on_backward};
 use crate::tensor::{
     CastRequest, Float8Tensor, Fp8Copy, Layout, Wrapped, clear_shared_input_casts, fp8_copy, push_sample, source_of,
-    take_sample,
+    take_sample, with_all_tokens,
 };
-use crate::terms::{Gemm, Operand};
+use crate::terms::{Gemm, Operand, Role};
 
 /// Gradients wanted from a node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -126,8 +127,12 @@ pub(super) fn forward<B: Float8Backend>(
     wanted: Wanted,
 ) -> (FloatTensor<B>, Option<Saved<B>>) {
     let used = Use::of(x, w, bias.as_ref().map(|bias| bias.dtype()), wanted.evaluates);
+    let tokens = Tokens::<B>::of(&used.layer);
     let (x_shape, [k, n], dtype) = (x.shape(), matrix(&w.whole_shape()), used.dtypes.x);
-    let (m, shape) = (rows(&x_shape), with_last(&x_shape, n));
+    let whole_x = tokens.whole(Role::Input, &x_shape);
+    let (m, shape) = (rows(&whole_x), with_last(&whole_x, n));
+    // Added to the sum over ranks, not to each term.
+    let (bias, bias_of_sum) = if tokens.sums(Role::GradOutput) { (None, bias) } else { (bias, None) };
     let (call, wgrad) = (GemmCall::new(&used, Gemm::Fprop, [m, k, n]), GemmCall::new(&used, Gemm::Wgrad, [m, k, n]));
     let wgrad = if wanted.w { wgrad.decide().ok() } else { None };
     let mut statistics = ForwardStatistics::default();
@@ -145,8 +150,17 @@ pub(super) fn forward<B: Float8Backend>(
         }
         None => {
             let (w, bias) = (w.clone().into_whole(dtype), bias.map(|bias| in_dtype::<B>(bias, dtype)));
-            call.run_high_precision(x.full().clone(), w, bias, dtype)
+            call.run_high_precision(tokens.gathered(Role::Input, x.full().clone()), w, bias, dtype)
         }
+    };
+    let y = tokens.reduced(Role::GradOutput, y);
+    let y = match bias_of_sum {
+        Some(bias) => {
+            let bias =
+                B::float_reshape(in_dtype::<B>(bias, dtype), with_last(&Shape::from(vec![1; y.shape().num_dims()]), n));
+            B::float_add(y, bias)
+        }
+        None => y,
     };
     if !wanted.any() {
         statistics.count_without_backward(wanted);
@@ -185,7 +199,12 @@ pub(super) fn backward<B: Float8Backend>(
     let Saved { used, x: saved_input, w, x_shape, dims, statistics } = saved;
     let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, used.dtypes.x));
     statistics.count(&used.layer, &used.device);
-    let dx = w.filter(|_| wanted.x).map(|w| dgrad(&GemmCall::new(&used, Gemm::Dgrad, dims), w, &dy, x_shape, wanted.w));
+    let dx = w.filter(|_| wanted.x).map(|w| {
+        let tokens = Tokens::<B>::of(&used.layer);
+        let shape = tokens.whole(Role::Input, &x_shape);
+        let dx = dgrad(&GemmCall::new(&used, Gemm::Dgrad, dims), w, &dy, shape, wanted.w);
+        tokens.reduced(Role::Input, dx)
+    });
     let dw = wanted.w.then(|| wgrad(&GemmCall::new(&used, Gemm::Wgrad, dims), saved_input, x, &dy));
     let db = wanted.bias.then(|| bias_grad::<B>(dy.into_full(), used.dtypes.bias, &used.device));
     [dx, dw, db]
@@ -215,7 +234,8 @@ fn dgrad<B: Float8Backend>(
             call.join(&w);
             return zeros::<B>(shape, dtype, &used.device);
         }
-        call.run_high_precision(dy.full().clone(), w.into_whole(dtype), None, dtype)
+        let dy = Tokens::<B>::of(&used.layer).gathered(Role::GradOutput, dy.full().clone());
+        call.run_high_precision(dy, w.into_whole(dtype), None, dtype)
     })
 }
 
@@ -228,13 +248,20 @@ fn wgrad<B: Float8Backend>(
     dy: &Float8Tensor<B>,
 ) -> FloatTensor<B> {
     let (used, [_, k, n], dtype) = (call.used, call.dims, call.used.dtypes.w);
+    let tokens = Tokens::<B>::of(&used.layer);
     let shape = Shape::from(vec![k, n]);
     let dw = match (call.plan(), saved_input, x) {
         (Some(plan), SavedInput::Float8(x), _) => {
-            let dy = fp8_copy(used.request(plan, dy, Operand::GRAD_OUTPUT_T)).confirmed();
+            let (x, dy) = (
+                with_all_tokens(x, &used.layer, plan, &used.device),
+                fp8_copy(used.request(plan, dy, Operand::GRAD_OUTPUT_T)).confirmed(),
+            );
             call.run(plan, GemmData { copies: [&x, &dy], bias: None, groups: None, shape, dtype })
         }
-        (_, _, Some(x)) => call.run_high_precision(x, dy.full().clone(), None, dtype),
+        (_, _, Some(x)) => {
+            let (x, dy) = (tokens.gathered(Role::Input, x), tokens.gathered(Role::GradOutput, dy.full().clone()));
+            call.run_high_precision(x, dy, None, dtype)
+        }
         _ => zeros::<B>(shape, dtype, &used.device),
     };
     used.sample(dy, Layout::Matrix, Operand::GRAD_OUTPUT_T);

@@ -14,6 +14,7 @@ mod grouped;
 mod linear;
 mod matmul;
 mod nodes;
+mod parallel;
 
 use core::marker::PhantomData;
 

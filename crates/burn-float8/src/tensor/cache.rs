@@ -41,6 +41,8 @@ pub(crate) struct CastKey {
     /// The history that scales the cast. Its codes differ from codes scaled by the tensor's own
     /// amax.
     pub(super) delayed: Option<HistoryKey>,
+    /// Whether ranks divide the tensor: copies and amaxes are then the whole tensor's.
+    pub(super) is_parallel: bool,
 }
 
 impl CastKey {

@@ -67,7 +67,11 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
         let CastPlan { cast, delayed } = self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands");
         let applied = self.layer.applied().number;
         let delayed = delayed.map(|scaling| HistoryKey { scaling, applied });
-        CopyKey { cast: CastKey { cast, delayed }, layout: self.layout, operand: self.operand }
+        CopyKey {
+            cast: CastKey { cast, delayed, is_parallel: self.parallel().is_some() },
+            layout: self.layout,
+            operand: self.operand,
+        }
     }
 
     /// Scale of the cast: from `known`, the result of the tensor's other copies, else from the

@@ -6,6 +6,7 @@ use float8_kernels::Orientation;
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
 use super::cast::CastRequest;
 use super::codes::Codes;
+use super::parallel::parallel_copy;
 use super::shared_input_cast;
 use super::source::{WeightCast, sourced_copy};
 use crate::backend::{Float8Backend, GivenAmax, Quantized};
@@ -32,6 +33,9 @@ pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8
     }
     if let Some(source) = request.source() {
         return sourced_copy(request, source);
+    }
+    if let Some(hooks) = request.parallel() {
+        return parallel_copy(request, hooks);
     }
     let scale = request.scale(known);
     let is_one_pass = both && !request.is_transient() && plan.is_one_cast(operand);
@@ -82,7 +86,7 @@ fn copy_of_codes<B: Float8Backend>(
 }
 
 /// Stores the copies of a cast by the rules of the cache, and returns the requested one.
-fn keep<B: Float8Backend>(
+pub(super) fn keep<B: Float8Backend>(
     request: CastRequest<'_, B>,
     Quantized { rows, cols, .. }: Quantized<B>,
     result: Arc<CastResult<B>>,
@@ -117,9 +121,9 @@ fn keep<B: Float8Backend>(
 /// nothing.
 pub(super) fn recast<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<B::Operand> {
     let key = request.key();
-    let has_source = request.source().is_some();
-    // The scales of whole columns are unknown, since this process has only some rows.
-    if has_source && WeightCast::new(request).scales_columns() {
+    let has_source = request.source().is_some() || request.parallel().is_some();
+    // The scales are unknown, since this process has only a part of each.
+    if request.divides_rows() || request.source().is_some() && WeightCast::new(request).scales_columns() {
         return None;
     }
     let entries = request.tensor.cache().lock();

@@ -81,7 +81,7 @@ impl core::fmt::Display for ShardingReport {
 }
 
 /// Amax of a cast of this process' rows, returned with the operand of the whole weight.
-pub struct CastAmax<B: Float8Backend>(Arc<CastResult<B>>);
+pub struct CastAmax<B: Float8Backend>(pub(super) Arc<CastResult<B>>);
 
 /// Source of a layer's weight, if it has one.
 pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn ShardHooks<B>>> {
@@ -103,6 +103,11 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
         self.request.tensor.full().clone()
     }
 
+    /// Role of the tensor in its linear.
+    pub fn role(&self) -> Role {
+        self.request.operand.role
+    }
+
     /// Device of the rows.
     pub fn device(&self) -> Device<B> {
         B::float_device(self.request.tensor.full())
@@ -121,6 +126,11 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
     /// Whether the operand is `[N, K]`, with K contracted, instead of `[K, N]`.
     pub fn is_transposed(&self) -> bool {
         self.request.operand.axis == ContractionAxis::Leading
+    }
+
+    /// Whether ranks divide the axis of a tensor-parallel linear's tensor that shares a scale of a row.
+    pub fn divides_rows(&self) -> bool {
+        self.request.divides_rows()
     }
 
     /// Whether each column has a scale. Every process has a part of each column.

@@ -218,7 +218,7 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// Casts of this weight that wanted its amax. None for a sharded weight, whose amax takes all
     /// processes.
     pub(crate) fn amax_casts(&self) -> Vec<CastKey> {
-        let is_sharded = self.layer().is_some_and(|layer| layer.source().is_some());
+        let is_sharded = self.layer().is_some_and(|layer| layer.is_divided());
         match self.known_cache() {
             Some(cache) if !is_sharded => cache.amax_casts(),
             _ => vec![],

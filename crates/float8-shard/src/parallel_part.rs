@@ -1,0 +1,136 @@
+//! [`Part`]: a linear's part on this rank, and its collectives.
+use std::sync::Arc;
+
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{DType, TensorMetadata};
+use burn_float8::backend::{Float8Backend, HostCodes};
+use burn_float8::shard_hooks::{Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, in_dtype};
+use burn_std::{Shape, Slice};
+use float8_kernels::Granularity;
+
+use crate::collectives::ShardedAxis;
+use crate::config::{ReduceDtype, ShardConfig};
+use crate::sharding::{Sharding, alignment_of};
+use crate::values::{column_amaxes, tensor_amax};
+use crate::world::World;
+
+/// Part of a linear on this rank.
+pub(crate) struct Part<B: Float8Backend> {
+    pub(crate) world: Arc<World<B>>,
+    pub(crate) name: String,
+    pub(crate) style: ParallelStyle,
+}
+
+impl<B: Float8Backend> Part<B> {
+    /// Partition of the rows of a matrix of all ranks, whose values are exchanged in a dtype.
+    fn rows(&self, shape: [usize; 2], dtype: DType) -> Sharding<B> {
+        let reduce_dtype = if dtype == DType::BF16 { ReduceDtype::Bf16 } else { ReduceDtype::F32 };
+        let config = ShardConfig { reduce_dtype, ..ShardConfig::default() };
+        Sharding::new(self.world.clone(), &self.name, shape, 1, config)
+    }
+
+    /// This rank's part of a whole parameter, which is divided along an axis. A part stays.
+    ///
+    /// Panics, as Burn does, for any other shape.
+    pub(crate) fn own(&self, value: FloatTensor<B>, whole: &[usize], axis: usize) -> FloatTensor<B> {
+        let (ranks, rank) = (self.world.shard.size(), self.world.shard.comm.rank());
+        let mut own = whole.to_vec();
+        own[axis] /= ranks;
+        let shape = value.shape().to_vec();
+        if shape == own {
+            return value;
+        }
+        let name = &self.name;
+        assert!(
+            shape == whole,
+            "{name}: {shape:?} was loaded, where the whole is {whole:?} and the part of each of {ranks} ranks {own:?}"
+        );
+        let mut slices: Vec<_> = own.iter().map(|len| Slice::from(0..*len)).collect();
+        slices[axis] = Slice::from(rank * own[axis]..(rank + 1) * own[axis]);
+        B::float_slice(value, &slices)
+    }
+
+    /// Panics, as Burn does for shapes, if a part ends inside of a block of the cast.
+    fn check_part(&self, cast: &WeightCast<'_, B>, [rows, cols]: [usize; 2]) {
+        let align = alignment_of(cast.cast().granularity);
+        let (len, of) = match self.style.divided(cast.role()) {
+            Axis::Rows => (rows, "rows"),
+            Axis::Cols => (cols, "columns"),
+        };
+        assert!(
+            len.is_multiple_of(align),
+            "{}: a rank's {len} {of} of its {} are no multiple of {align}",
+            self.name,
+            cast.role().name()
+        );
+    }
+}
+
+/// This rank's tensor as a matrix.
+fn matrix<B: Float8Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = t.shape();
+    let cols = shape[shape.num_dims() - 1];
+    B::float_reshape(t, Shape::from(vec![shape.num_elements() / cols.max(1), cols]))
+}
+
+impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
+    fn style(&self) -> ParallelStyle {
+        self.style
+    }
+
+    fn ranks(&self) -> usize {
+        self.world.shard.size()
+    }
+
+    fn cast(&self, cast: &WeightCast<'_, B>) -> (B::Operand, CastAmax<B>) {
+        let part = matrix::<B>(cast.rows());
+        self.check_part(cast, part.shape().dims());
+        let max =
+            |amaxes| self.world.shard.max(&self.name, amaxes).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        if cast.divides_rows() {
+            // One more row or column with the amax over all ranks, so that its scale covers them.
+            let [rows, cols] = [part.shape()[0], part.shape()[1]];
+            let (axis, len, amaxes) = match cast.is_transposed() {
+                true => (0, rows, B::float_reshape(max(column_amaxes::<B>(part.clone())), Shape::from(vec![1, cols]))),
+                false => {
+                    let of_rows = column_amaxes::<B>(B::float_transpose(part.clone()));
+                    (1, cols, B::float_reshape(max(of_rows), Shape::from(vec![rows, 1])))
+                }
+            };
+            let amaxes = in_dtype::<B>(amaxes, part.dtype());
+            let (operand, amax) = cast.quantize(B::float_cat(vec![part, amaxes], axis), None);
+            return (cropped::<B>(&operand, len, &cast.device()), amax);
+        }
+        let own = || max(tensor_amax::<B>(part.clone()));
+        let has_one_scale = cast.cast().granularity == Granularity::Tensor;
+        cast.quantize(part.clone(), if has_one_scale { Some(&own) } else { None })
+    }
+
+    fn gather(&self, part: &B::Operand, tokens: Axis, device: &Device<B>) -> B::Operand {
+        let size = B::fp8_size(part);
+        let (own, across, axis) = match tokens {
+            Axis::Rows => (size.rows, size.k, ShardedAxis::Rows),
+            Axis::Cols => (size.k, size.rows, ShardedAxis::Contraction),
+        };
+        let sharding = self.rows([own * self.ranks(), across], DType::F32);
+        let gathering = sharding.start_gather(part, axis, device);
+        sharding.finish_gather(gathering, device)
+    }
+
+    fn gather_rows(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
+        let [own, cols] = [rows.shape()[0], rows.shape()[1]];
+        self.rows([own * self.ranks(), cols], rows.dtype()).gather_values(rows)
+    }
+
+    fn reduce_rows(&self, all: FloatTensor<B>) -> FloatTensor<B> {
+        self.rows([all.shape()[0], all.shape()[1]], all.dtype()).reduce_scatter(all)
+    }
+}
+
+/// Copy without the last columns of its contraction.
+fn cropped<B: Float8Backend>(operand: &B::Operand, len: usize, device: &Device<B>) -> B::Operand {
+    let own = B::fp8_read(operand);
+    let [rows, k] = own.dims;
+    let codes = own.codes.chunks_exact(k).flat_map(|row| &row[..len]).copied().collect();
+    B::fp8_write(HostCodes { codes, dims: [rows, len], ..own }, device)
+}

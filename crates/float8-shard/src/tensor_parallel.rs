@@ -1,0 +1,202 @@
+//! [`TensorParallel`]: linears that ranks divide among them, each with some columns or rows of the
+//! weight.
+//!
+//! ```text
+//! colwise   x  [M/R, K] cast → all-gather codes and scales → x [M, K] · w [K, N/R] = y [M, N/R]
+//!           dy [M, N/R] · wᵀ [N/R, K] = terms of dx [M, K] → reduce-scatter → dx [M/R, K]
+//! rowwise   x  [M, K/R] · w [K/R, N] = terms of y [M, N] → reduce-scatter → y [M/R, N]
+//!           dy [M/R, N] cast → all-gather codes and scales → dy [M, N] · wᵀ [N, K/R] = dx [M, K/R]
+//! ```
+//!
+//! M counts the tokens of all sequences. Rank r has the rows from r · M/R on, whatever their sequence.
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::config::LinearInfo;
+use burn_float8::shard_hooks::{self, Change, FoundLinear, ParallelStyle, linears, map_params, visit_params};
+use burn_float8::{ApplyError, Float8Stack, Float8Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::backend::ShardBackend;
+use crate::comm::Communicator;
+use crate::config::ShardConfig;
+use crate::error::ShardError;
+use crate::gradients;
+use crate::parallel_part::Part;
+use crate::shardable::check;
+use crate::sharding::{Sharding, alignment};
+use crate::world::World;
+
+/// Division of a module over ranks, in torchtitan's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+pub enum TensorStyle {
+    /// A linear whose columns are divided. It reads tokens that are divided, and returns all tokens.
+    Colwise,
+    /// A linear whose rows are divided. It reads all tokens, and returns tokens that are divided.
+    Rowwise,
+    /// A module with whole parameters that reads tokens that are divided, such as a norm.
+    Sequence,
+}
+
+/// Styles by the names of modules. Patterns are those of `filter_fqns`; of several that match a module
+/// the last counts.
+pub type ParallelPlan = Vec<(String, TensorStyle)>;
+
+/// Handle to the ranks of a model with divided linears.
+#[derive(Clone, Debug)]
+pub struct TensorParallel {
+    /// `World` of the inner backend.
+    world: Arc<dyn Any + Send + Sync>,
+    /// Whole parameters that read divided tokens.
+    summed: Vec<ParamId>,
+}
+
+impl TensorParallel {
+    /// Keeps this rank's columns or rows of each linear that the plan divides.
+    ///
+    /// All ranks call it with the same model and equal parameter values, after
+    /// [`Float8Config::apply`](burn_float8::Float8Config::apply). Tokens are along the axis before the
+    /// last: x of a `colwise` linear is `[.., S / ranks, K]`, and its y `[.., S, N / ranks]`. Rank r has
+    /// the tokens from r · M / ranks on, of the M tokens of all sequences.
+    ///
+    /// Codes and scales are the whole tensors'. Parameters loaded later may be whole or parts.
+    ///
+    /// # Errors
+    /// [`ShardError`] with the model: the plan matches nothing or names another kind of module, or ranks
+    /// do not divide a weight into whole blocks of its recipe. Otherwise as
+    /// [`Sharded::apply`](crate::Sharded::apply).
+    pub fn apply<B: Float8Stack<Inner: ShardBackend>, M: Module<B>>(
+        model: M,
+        comm: &Communicator,
+        plan: &ParallelPlan,
+    ) -> Result<(M, Self), ApplyError<M, ShardError>> {
+        let config = ShardConfig::default();
+        let checked = World::<B::Inner>::new(comm, config).and_then(|world| {
+            let found = check::<B, M>(&model, &world, config)?;
+            let styles = styles::<B, M>(&model, plan)?;
+            found.iter().try_for_each(|linear| check_linear(linear, &styles, comm.world_size()))?;
+            Ok((Arc::new(world), found, styles))
+        });
+        let (world, found, styles) = match checked {
+            Ok(checked) => checked,
+            Err(error) => return Err(ApplyError { error, model: Box::new(model) }),
+        };
+        let like = found.first().and_then(|linear| linear.layer().cloned());
+        let (mut layers, mut summed) = (vec![], vec![]);
+        let model = map_params::<B, M>(model, |param| {
+            let name = param.name();
+            let module = module_of(&name);
+            let is_weight = param.shape.num_dims() == 2;
+            match styles.get(module) {
+                None => Change::None,
+                Some(TensorStyle::Sequence) => {
+                    summed.push(param.id);
+                    Change::None
+                }
+                Some(TensorStyle::Rowwise) if !is_weight => {
+                    summed.push(param.id);
+                    Change::None
+                }
+                Some(style) => {
+                    let whole = param.shape.to_vec();
+                    let (style, axis) = match style {
+                        TensorStyle::Colwise => (ParallelStyle::Colwise, whole.len() - 1),
+                        _ => (ParallelStyle::Rowwise, 0),
+                    };
+                    let part = Part { world: world.clone(), name: module.into(), style };
+                    if !is_weight {
+                        return Change::map(move |t| {
+                            B::map_float8(t, |t| Float8Tensor::new(part.own(t.into_full(), &whole, axis)))
+                        });
+                    }
+                    let old = param.float().and_then(|weight| B::layer(&weight));
+                    let old = old.unwrap_or_else(|| shard_hooks::in_high_precision(module.into(), like.as_deref()));
+                    let part = Arc::new(part);
+                    let layer = shard_hooks::with_parallel::<B::Inner>(&old, part.clone());
+                    layers.push((old, layer.clone(), param.device.clone()));
+                    Change::map(move |t| {
+                        B::map_float8(t, |t| {
+                            shard_hooks::weight_of::<B::Inner>(layer.clone(), part.own(t.into_full(), &whole, axis))
+                        })
+                    })
+                }
+            }
+        });
+        // Of no weight: for what all ranks decide together.
+        let peers = Arc::new(Sharding::new(world.clone(), "the model", [0, 0], 1, config));
+        for (old, _, device) in &layers {
+            let together = layers.iter().filter(|(other, ..)| shard_hooks::are_applied_together(old, other));
+            let together: Vec<_> = together.map(|(_, new, _)| new.clone()).collect();
+            shard_hooks::set_peers::<B::Inner>(old, device, &together, peers.clone());
+        }
+        Ok((model, Self { world, summed }))
+    }
+
+    /// Sums the gradients of whole parameters that read divided tokens over all ranks, in f32: those of
+    /// `sequence` modules, and biases of `rowwise` linears.
+    ///
+    /// # Errors
+    /// [`ShardError`].
+    pub fn reduce_gradients<B: Float8Stack + AutodiffBackend, M: Module<B>>(
+        &self,
+        model: &M,
+        grads: &mut GradientsParams,
+    ) -> Result<(), ShardError> {
+        let world: &World<B::Inner> = self.world.downcast_ref().expect("the model is on the backend of its ranks");
+        gradients::reduce::<B, M>(world, model, grads, |id, _| self.summed.contains(&id))
+    }
+}
+
+/// Path of a parameter's module; the parameter's own, if it is the model.
+fn module_of(parameter: &str) -> &str {
+    parameter.rsplit_once('.').map_or(parameter, |(module, _)| module)
+}
+
+/// Style of each module that the plan names.
+fn styles<B: Float8Stack, M: Module<B>>(
+    model: &M,
+    plan: &ParallelPlan,
+) -> Result<BTreeMap<String, TensorStyle>, ShardError> {
+    let mut modules: Vec<String> = vec![];
+    visit_params::<B, M>(model, |param| modules.push(module_of(&param.name()).into()));
+    modules.dedup();
+    let mut styles = BTreeMap::new();
+    for (pattern, style) in plan {
+        let found = shard_hooks::matching("parallelism.plan", pattern, &modules);
+        let found = found.map_err(|error| ShardError::model("", error.to_string()))?;
+        styles.extend(found.into_iter().map(|i| (modules[i].clone(), *style)));
+    }
+    let linears = linears::<B, M>(model, None);
+    let is_linear = |name: &str| linears.iter().any(|linear| linear.info.name == name);
+    match styles.iter().find(|(name, style)| **style != TensorStyle::Sequence && !is_linear(name)) {
+        Some((name, style)) => Err(ShardError::model(name, format!(" is no linear, so it cannot be {style:?}"))),
+        None => Ok(styles),
+    }
+}
+
+/// Checks that ranks divide a linear's weight into whole blocks.
+fn check_linear<B: Float8Stack>(
+    linear: &FoundLinear<B>,
+    styles: &BTreeMap<String, TensorStyle>,
+    ranks: usize,
+) -> Result<(), ShardError> {
+    let LinearInfo { name, k, n } = &linear.info;
+    let (of, len) = match styles.get(name) {
+        Some(TensorStyle::Colwise) => ("columns", *n),
+        Some(TensorStyle::Rowwise) => ("rows", *k),
+        _ => return Ok(()),
+    };
+    let policy = linear.layer().map(|layer| shard_hooks::configured(layer));
+    let align = alignment(policy.as_deref());
+    if len.is_multiple_of(ranks * align) {
+        return Ok(());
+    }
+    let reason = format!(" has {len} {of}, which {ranks} ranks do not divide into multiples of {align}");
+    Err(ShardError::model(name, reason))
+}
