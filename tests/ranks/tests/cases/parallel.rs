@@ -140,24 +140,31 @@ pub fn a_block_trains_as_on_one_rank() {
             let mut grads = GradientsParams::from_grads(loss.backward(), &part);
             parallel.reduce_gradients(&part, &mut grads).unwrap();
             part = optimizers[1].step(0.1, part, grads);
+            if step > 0 {
+                continue;
+            }
+            let near = |name: &str, found: Tensor<B, 1>, expected: Tensor<B, 1>| {
+                let far = (found - expected).abs().max().into_scalar();
+                assert!(far < 1e-5, "{recipe}: {name} differs by {far}");
+            };
+            let columns = SIZE / ranks;
+            near("norm", part.norm.gamma.val(), whole.norm.gamma.val());
+            near(
+                "up",
+                part.up.weight.val().flatten(0, 1),
+                whole.up.weight.val().narrow(1, rank * columns, columns).flatten(0, 1),
+            );
+            near(
+                "up.bias",
+                part.up.bias.clone().unwrap().val(),
+                whole.up.bias.clone().unwrap().val().narrow(0, rank * columns, columns),
+            );
+            near(
+                "down",
+                part.down.weight.val().flatten(0, 1),
+                whole.down.weight.val().narrow(0, rank * columns, columns).flatten(0, 1),
+            );
+            near("down.bias", part.down.bias.clone().unwrap().val(), whole.down.bias.clone().unwrap().val());
         }
-        let near = |name: &str, found: Tensor<B, 1>, expected: Tensor<B, 1>| {
-            let far = (found - expected).abs().max().into_scalar();
-            assert!(far < 1e-4, "{recipe}: {name} differs by {far}");
-        };
-        let columns = SIZE / ranks;
-        near("norm", part.norm.gamma.val(), whole.norm.gamma.val());
-        near(
-            "up",
-            part.up.weight.val().flatten(0, 1),
-            whole.up.weight.val().narrow(1, rank * columns, columns).flatten(0, 1),
-        );
-        near("up.bias", part.up.bias.unwrap().val(), whole.up.bias.unwrap().val().narrow(0, rank * columns, columns));
-        near(
-            "down",
-            part.down.weight.val().flatten(0, 1),
-            whole.down.weight.val().narrow(0, rank * columns, columns).flatten(0, 1),
-        );
-        near("down.bias", part.down.bias.unwrap().val(), whole.down.bias.unwrap().val());
     }
 }
