@@ -34,8 +34,6 @@ pub struct Attention<B: Backend> {
     pub q_norm: Option<RmsNorm<B>>,
     /// RMSNorm of `head_dim` elements, shared by all key heads; `None` in most architectures.
     pub k_norm: Option<RmsNorm<B>>,
-    num_heads: usize,
-    num_kv_heads: usize,
     head_dim: usize,
 }
 
@@ -85,8 +83,6 @@ impl<B: Backend> Attention<B> {
             o_proj: linear(q, hidden, device),
             q_norm: config.qk_norm.then(|| norm(config.head_dim, config.rms_norm_eps, device)),
             k_norm: config.qk_norm.then(|| norm(config.head_dim, config.rms_norm_eps, device)),
-            num_heads: config.num_heads,
-            num_kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,
         }
     }
@@ -99,11 +95,15 @@ impl<B: Backend> Attention<B> {
         cache: Option<&mut LayerCache<B>>,
     ) -> Tensor<B, 2> {
         let &Positions { batch, len, past, .. } = positions;
-        let (heads, kv_heads, head_dim) = (self.num_heads, self.num_kv_heads, self.head_dim);
-
-        let q = self.q_proj.forward(x.clone()).reshape([batch, len, heads, head_dim]);
-        let k = self.k_proj.forward(x.clone()).reshape([batch, len, kv_heads, head_dim]);
-        let v = self.v_proj.forward(x).reshape([batch, len, kv_heads, head_dim]);
+        let rows = batch * len;
+        // With tensor parallelism, x has this rank's tokens, and q, k and v its heads of all tokens.
+        let heads = |x: Tensor<B, 2>| {
+            let heads = x.dims()[1] / self.head_dim;
+            x.reshape([batch, len, heads, self.head_dim])
+        };
+        let q = heads(self.q_proj.forward(x.clone()));
+        let k = heads(self.k_proj.forward(x.clone()));
+        let v = heads(self.v_proj.forward(x));
         let q = self.q_norm.iter().fold(q, |q, norm| rms_norm(norm, q));
         let k = self.k_norm.iter().fold(k, |k, norm| rms_norm(norm, k));
         let q = positions.rotate(q);
@@ -116,7 +116,6 @@ impl<B: Backend> Attention<B> {
             }
             None => attention(q, k, v, positions.documents.clone(), options),
         };
-        let y = y.swap_dims(1, 2);
-        self.o_proj.forward(y.reshape([batch * len, heads * head_dim]))
+        self.o_proj.forward(y.swap_dims(1, 2).reshape([rows as i32, -1]))
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::nn::{Embedding, Linear, RmsNorm};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
-use burn_float8::nn::log_likelihood;
+use burn_float8::nn::{parallel_log_likelihood, parallel_ranks, parallel_tokens};
 use float8_shard::full_tensor;
 use trainer::Segments;
 use trainer::batches::BatchTensors;
@@ -86,6 +86,7 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
         let rows = sequences * len;
         Pass {
             positions: self.positions(&inputs, 0, documents),
+            ranks: parallel_ranks(&self.output_weight()),
             parts: self,
             inputs,
             targets: targets.reshape([rows]),
@@ -115,11 +116,16 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
             // A matmul, not a linear: a tied output layer has no name for a filter, so it never
             // runs in FP8.
             None => {
-                let weight = full_tensor(self.embed_tokens.weight.val().cast(hidden.dtype()));
-                hidden.matmul(weight.transpose())
+                let weight = full_tensor(self.output_weight().cast(hidden.dtype()));
+                parallel_tokens(hidden, &weight).matmul(weight.transpose())
             }
         };
         logits.cast(DType::F32)
+    }
+
+    /// Weight of the output layer.
+    fn output_weight(&self) -> Tensor<B, 2> {
+        self.lm_head.map_or(&self.embed_tokens.weight, |lm_head| &lm_head.weight).val()
     }
 }
 
@@ -133,6 +139,8 @@ pub struct Pass<'a, B: Backend, L> {
     targets: Tensor<B, 1, Int>,
     /// `[M]`, 1 for each target that counts; `None` if all count.
     mask: Option<Tensor<B, 1>>,
+    /// Ranks that divide the tokens of hidden states.
+    ranks: usize,
 }
 
 impl<B: Backend, L: Layer<B>> Segments<B> for Pass<'_, B, L> {
@@ -149,22 +157,25 @@ impl<B: Backend, L: Layer<B>> Segments<B> for Pass<'_, B, L> {
     }
 
     fn rows(&self) -> usize {
-        self.targets.dims()[0]
+        self.targets.dims()[0] / self.ranks
     }
 
     /// `Σ -log softmax(logits)[target]` over the counted rows in `rows`, divided by the count over
     /// all rows, at least 1.
     fn loss(&self, hidden: Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 1> {
         let is_whole = rows.len() == self.rows();
-        let own = rows.len();
-        let targets = self.targets.clone().slice(rows.clone());
-        let likelihoods = log_likelihood(self.parts.logits(hidden), targets);
+        let count = rows.len() * self.ranks;
+        // The same rows of each rank.
+        let [ranks, own] = [self.ranks, self.rows()];
+        let targets = self.targets.clone().reshape([ranks, own]).slice_dim(1, rows.clone()).reshape([count]);
+        let likelihoods = parallel_log_likelihood(self.parts.logits(hidden), targets, &self.parts.output_weight());
         match &self.mask {
             None if is_whole => likelihoods.mean().neg(),
-            None => likelihoods.sum().neg().div_scalar(self.rows() as f64),
+            None => likelihoods.sum().neg().div_scalar((own * ranks) as f64),
             Some(mask) => {
-                let count = mask.clone().sum().clamp_min(1.0);
-                (likelihoods.reshape([own]) * mask.clone().slice(rows)).sum().neg() / count
+                let counted = mask.clone().sum().clamp_min(1.0);
+                let mask = mask.clone().reshape([ranks, own]).slice_dim(1, rows).reshape([count]);
+                (likelihoods.reshape([count]) * mask).sum().neg() / counted
             }
         }
     }

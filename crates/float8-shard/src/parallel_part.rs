@@ -82,6 +82,10 @@ impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
         self.world.shard.size()
     }
 
+    fn rank(&self) -> usize {
+        self.world.shard.comm.rank()
+    }
+
     fn cast(&self, cast: &WeightCast<'_, B>) -> (B::Operand, CastAmax<B>) {
         let part = matrix::<B>(cast.rows());
         self.check_part(cast, part.shape().dims());

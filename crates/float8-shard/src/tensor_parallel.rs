@@ -17,7 +17,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::config::LinearInfo;
-use burn_float8::shard_hooks::{self, Change, FoundLinear, ParallelStyle, linears, map_params, visit_params};
+use burn_float8::shard_hooks::{self, Change, ParallelStyle, linears, map_params, visit_params};
 use burn_float8::{ApplyError, Float8Stack, Float8Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +80,7 @@ impl TensorParallel {
         let checked = World::<B::Inner>::new(comm, config).and_then(|world| {
             let found = check::<B, M>(&model, &world, config)?;
             let styles = styles::<B, M>(&model, plan)?;
-            found.iter().try_for_each(|linear| check_linear(linear, &styles, comm.world_size()))?;
+            check_weights::<B, M>(&model, &styles, comm.world_size())?;
             Ok((Arc::new(world), found, styles))
         });
         let (world, found, styles) = match checked {
@@ -172,31 +172,44 @@ fn styles<B: Float8Stack, M: Module<B>>(
         let found = found.map_err(|error| ShardError::model("", error.to_string()))?;
         styles.extend(found.into_iter().map(|i| (modules[i].clone(), *style)));
     }
-    let linears = linears::<B, M>(model, None);
-    let is_linear = |name: &str| linears.iter().any(|linear| linear.info.name == name);
-    match styles.iter().find(|(name, style)| **style != TensorStyle::Sequence && !is_linear(name)) {
-        Some((name, style)) => Err(ShardError::model(name, format!(" is no linear, so it cannot be {style:?}"))),
-        None => Ok(styles),
-    }
+    Ok(styles)
 }
 
-/// Checks that ranks divide a linear's weight into whole blocks.
-fn check_linear<B: Float8Stack>(
-    linear: &FoundLinear<B>,
+/// Checks that the plan divides weights of linears and tables of embeddings, into whole blocks.
+fn check_weights<B: Float8Stack, M: Module<B>>(
+    model: &M,
     styles: &BTreeMap<String, TensorStyle>,
     ranks: usize,
 ) -> Result<(), ShardError> {
-    let LinearInfo { name, k, n } = &linear.info;
-    let (of, len) = match styles.get(name) {
-        Some(TensorStyle::Colwise) => ("columns", *n),
-        Some(TensorStyle::Rowwise) => ("rows", *k),
-        _ => return Ok(()),
-    };
-    let policy = linear.layer().map(|layer| shard_hooks::configured(layer));
-    let align = alignment(policy.as_deref());
-    if len.is_multiple_of(ranks * align) {
-        return Ok(());
+    let mut unknown: Vec<_> = styles.iter().filter(|(_, style)| **style != TensorStyle::Sequence).collect();
+    let mut weights: Vec<_> = linears::<B, M>(model, None)
+        .into_iter()
+        .map(|linear| {
+            let policy = linear.layer().map(|layer| shard_hooks::configured(layer));
+            (linear.info, alignment(policy.as_deref()))
+        })
+        .collect();
+    visit_params::<B, M>(model, |param| {
+        if let Some(name) = param.path.embedding(param.shape.num_dims()) {
+            weights.push((LinearInfo { name, k: param.shape[0], n: param.shape[1] }, alignment(None)));
+        }
+    });
+    for (LinearInfo { name, k, n }, align) in weights {
+        unknown.retain(|(known, _)| **known != name);
+        let (of, len) = match styles.get(&name) {
+            Some(TensorStyle::Colwise) => ("columns", n),
+            Some(TensorStyle::Rowwise) => ("rows", k),
+            _ => continue,
+        };
+        if !len.is_multiple_of(ranks * align) {
+            let reason = format!(" has {len} {of}, which {ranks} ranks do not divide into multiples of {align}");
+            return Err(ShardError::model(name, reason));
+        }
     }
-    let reason = format!(" has {len} {of}, which {ranks} ranks do not divide into multiples of {align}");
-    Err(ShardError::model(name, reason))
+    match unknown.first() {
+        Some((name, style)) => {
+            Err(ShardError::model(name.as_str(), format!(" is no linear and no embedding, so it cannot be {style:?}")))
+        }
+        None => Ok(()),
+    }
 }

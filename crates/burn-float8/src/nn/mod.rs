@@ -3,7 +3,9 @@
 mod attention;
 mod fused;
 mod grouped;
+mod parallel;
 
 pub use attention::{attention, attention_but, cached_attention};
 pub use fused::{log_likelihood, rms_norm, rotary, swiglu};
 pub use grouped::{GroupedLinear, grouped_linear};
+pub use parallel::{parallel_log_likelihood, parallel_ranks, parallel_tokens};

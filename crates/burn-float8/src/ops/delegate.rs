@@ -476,8 +476,8 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         Float8Tensor::new(attention::attention::<B>(inputs, mask, attn_bias.map(Float8Tensor::into_full), options))
     }
     fn embedding(weights: F<Self>, indices: I<Self>) -> F<Self> {
-        let has_source = weights.layer().is_some_and(|layer| layer.has_source());
-        if has_source || embedding::is_narrow(weights.dtype()) && B::is_tracked(weights.full()) {
+        let is_divided = weights.layer().is_some_and(|layer| layer.is_divided());
+        if is_divided || embedding::is_narrow(weights.dtype()) && B::is_tracked(weights.full()) {
             return Float8Tensor::new(B::fp8_embedding(weights, indices));
         }
         Float8Tensor::new(B::embedding(weights.into_values("embedding"), indices))

@@ -6,10 +6,11 @@ use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::linear::reduced;
+use super::parallel;
 use crate::backend::{Float8Backend, in_dtype};
 use crate::layer::Layer;
 use crate::profile::operation;
-use crate::tensor::Float8Tensor;
+use crate::tensor::{Float8Tensor, parallel_of};
 
 /// Whether the gradient of a table is accumulated in f32 instead of this dtype. In bf16 the sum of
 /// a frequent token stops growing.
@@ -19,6 +20,9 @@ pub(super) fn is_narrow(dtype: DType) -> bool {
 
 /// Rows `indices: [batch, sequence]` of a table `weights: [V, H]`: `[batch, sequence, H]`.
 pub(super) fn forward<B: Float8Backend>(weights: Float8Tensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
+    if let Some(hooks) = weights.layer().and_then(|layer| parallel_of::<B>(layer)).cloned() {
+        return parallel::embedding(&hooks, weights.into_full(), indices);
+    }
     let dtype = weights.dtype();
     let weights = weights.into_whole(dtype);
     B::embedding(weights, indices)
@@ -27,7 +31,7 @@ pub(super) fn forward<B: Float8Backend>(weights: Float8Tensor<B>, indices: IntTe
 /// Properties of the table that its gradient needs.
 #[derive(Clone, Debug)]
 pub(super) struct Table<B: Float8Backend> {
-    /// Layer of a sharded table.
+    /// Layer of a table that ranks divide.
     layer: Option<Arc<Layer>>,
     shape: Shape,
     dtype: DType,
@@ -37,7 +41,7 @@ pub(super) struct Table<B: Float8Backend> {
 impl<B: Float8Backend> Table<B> {
     pub(super) fn of(weights: &Float8Tensor<B>) -> Self {
         Self {
-            layer: weights.layer().filter(|layer| layer.has_source()).cloned(),
+            layer: weights.layer().filter(|layer| layer.is_divided()).cloned(),
             shape: weights.whole_shape(),
             dtype: weights.dtype(),
             device: B::float_device(weights.full()),
@@ -49,6 +53,11 @@ impl<B: Float8Backend> Table<B> {
     /// processes. Two ranks therefore compute the same step as one rank with two micro-batches.
     pub(super) fn gradient(self, dy: FloatTensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
         let Self { layer, shape, dtype, device } = self;
+        let hooks = layer.as_deref().and_then(|layer| parallel_of::<B>(layer));
+        let (indices, dy) = match hooks {
+            Some(hooks) => parallel::embedding_tokens(hooks, shape[0], indices, dy),
+            None => (indices, dy),
+        };
         let tokens = indices.shape().num_elements();
         let wide = if is_narrow(dtype) { DType::F32 } else { dtype };
         let _timer = operation("embedding_backward");

@@ -17,9 +17,10 @@ use crate::backend::{
 use crate::error::wrong_order;
 use crate::layer::Mark;
 use crate::profile::operation;
-use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped};
+use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped, parallel_of};
 
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
+type LogLikelihoodFn<B> = fn(&FloatTensor<B>, &IntTensor<B>, weight: &FloatTensor<B>) -> Option<FloatTensor<B>>;
 type GroupedFn<B> = fn(FloatTensor<B>, FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>;
 type CachedAttentionFn<B> = fn(CachedAttention<B>) -> Option<FloatTensor<B>>;
 type FindAdamW<B> = fn(&Device<B>, AdamWDtypes) -> Option<AdamWFn<B>>;
@@ -36,6 +37,12 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) adamw: Option<FindAdamW<B>>,
     /// Gathers a weight if it is sharded.
     pub(crate) full_tensor: FullTensorFn<B>,
+    /// Number of ranks that divide a weight.
+    pub(crate) parallel_ranks: fn(&FloatTensor<B>) -> usize,
+    /// x with the tokens of all ranks, if ranks divide the weight.
+    pub(crate) parallel_tokens: fn(x: FloatTensor<B>, weight: &FloatTensor<B>) -> FloatTensor<B>,
+    /// Log-likelihood of logits and targets over all ranks. None if ranks do not divide the weight.
+    pub(crate) parallel_log_likelihood: LogLikelihoodFn<B>,
     /// Attaches one more adapter to a weight.
     pub(crate) with_adapter: fn(FloatTensor<B>, Adapter<B>) -> FloatTensor<B>,
     /// Merges the adapters of a weight into it, at the same autodiff node. None without adapters.
@@ -73,6 +80,18 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
         cached_attention,
         adamw,
         full_tensor: W::fp8_full_tensor,
+        parallel_ranks: |weight| {
+            weight.layer().and_then(|layer| parallel_of::<W::Plain>(layer)).map_or(1, |hooks| hooks.ranks())
+        },
+        parallel_tokens: |x, weight| match weight.layer().filter(|layer| layer.parallel().is_some()) {
+            Some(layer) => Float8Tensor::new(W::parallel_tokens(x.into_full(), layer)),
+            None => x,
+        },
+        parallel_log_likelihood: |logits, targets, weight| {
+            let layer = weight.layer().filter(|layer| layer.parallel().is_some())?;
+            let y = W::parallel_log_likelihood(logits.full().clone(), targets.clone(), layer);
+            Some(Float8Tensor::new(y))
+        },
         with_adapter: |weight, adapter| {
             let all = Adapters::with(weight.adapters().map(|all| &**all), adapter.map(Float8Tensor::into_full));
             weight.with_adapters(Some(Arc::new(all)))

@@ -20,6 +20,7 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
+use super::parallel::{Vocabulary, gather, part_of, reduce};
 use super::{embedding, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Float8Backend, Fused};
 use crate::error::Float8Error;
@@ -58,6 +59,14 @@ impl<B: Float8Backend> Wrapped for B {
 
     fn fp8_full_tensor(weight: Float8Tensor<B>) -> Float8Tensor<B> {
         full_tensor::forward(weight)
+    }
+
+    fn parallel_tokens(x: FloatTensor<B>, layer: &Arc<Layer>) -> FloatTensor<B> {
+        gather::<B>(part_of(layer), x)
+    }
+
+    fn parallel_log_likelihood(logits: FloatTensor<B>, targets: IntTensor<B>, layer: &Arc<Layer>) -> FloatTensor<B> {
+        Vocabulary::<B>::new(layer, &logits, targets).log_likelihood(logits).0
     }
 
     fn fp8_embedding(weights: Float8Tensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
@@ -113,6 +122,30 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
             OpsKind::Tracked(prep) => prep.finish(layer, whole),
             OpsKind::UnTracked(prep) => prep.finish(whole),
         })
+    }
+
+    fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>) -> FloatTensor<Self> {
+        let all = gather::<B>(part_of(layer), x.primitive);
+        match ParallelTokens.prepare::<C>([x.node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(layer.clone(), all),
+            OpsKind::UnTracked(prep) => prep.finish(all),
+        }
+    }
+
+    fn parallel_log_likelihood(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<B>,
+        layer: &Arc<Layer>,
+    ) -> FloatTensor<Self> {
+        let vocabulary = Vocabulary::<B>::new(layer, &logits.primitive, targets);
+        let (y, log_sums) = vocabulary.log_likelihood(logits.primitive.clone());
+        match ParallelLogLikelihood.prepare::<C>([logits.node.clone()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let logits = prep.checkpoint(&logits);
+                prep.finish((vocabulary, log_sums, logits), y)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        }
     }
 
     fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<B>) -> FloatTensor<Self> {
@@ -216,6 +249,37 @@ impl<B: Float8Backend> Backward<B, 1> for FullTensor {
         let gradient = grads.consume::<B>(&ops.node);
         if let [Some(node)] = ops.parents {
             grads.register::<B>(node.id, reduced::<B>(&ops.state, gradient));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ParallelTokens;
+
+impl<B: Float8Backend> Backward<B, 1> for ParallelTokens {
+    type State = Arc<Layer>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, reduce::<B>(part_of(&ops.state), dy));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ParallelLogLikelihood;
+
+impl<B: Float8Backend> Backward<B, 1> for ParallelLogLikelihood {
+    /// Vocabulary, logarithms of the sums of all exponentials, and the node of the logits.
+    type State = (Vocabulary<B>, FloatTensor<B>, NodeId);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (vocabulary, log_sums, logits) = ops.state;
+        let logits = checkpointer.retrieve_node_output(logits);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, vocabulary.gradient(logits, log_sums, dy));
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Tokens of tensor-parallel linears: gathers of x and dy, and sums of y and dx, around their GEMMs.
+//! Vocabularies that ranks divide: rows of a table, and log-likelihoods of logits.
 use std::sync::Arc;
 
+use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor, TensorPrimitive};
 use burn_backend::TensorMetadata;
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_std::Shape;
 
 use crate::backend::Float8Backend;
@@ -38,11 +40,8 @@ impl<'a, B: Float8Backend> Tokens<'a, B> {
     /// x or dy with the tokens of all ranks.
     pub(super) fn gathered(&self, role: Role, own: FloatTensor<B>) -> FloatTensor<B> {
         match self.dividing(role) {
+            Some(hooks) => gather(hooks, own),
             None => own,
-            Some(hooks) => {
-                let whole = self.whole(role, &own.shape());
-                B::float_reshape(hooks.gather_rows(matrix::<B>(own)), whole)
-            }
         }
     }
 
@@ -55,13 +54,31 @@ impl<'a, B: Float8Backend> Tokens<'a, B> {
     /// y or dx of this rank's tokens, from this rank's product with all tokens.
     pub(super) fn reduced(&self, role: Role, product: FloatTensor<B>) -> FloatTensor<B> {
         match self.dividing(role) {
+            Some(hooks) => reduce(hooks, product),
             None => product,
-            Some(hooks) => {
-                let own = scaled(&product.shape(), |tokens| tokens / hooks.ranks());
-                B::float_reshape(hooks.reduce_rows(matrix::<B>(product)), own)
-            }
         }
     }
+}
+
+/// Tokens of all ranks `[.., T, C]`, from this rank's `[.., T / ranks, C]`.
+pub(super) fn gather<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, own: FloatTensor<B>) -> FloatTensor<B> {
+    let all = scaled(&own.shape(), |tokens| tokens * hooks.ranks());
+    B::float_reshape(hooks.gather_rows(matrix::<B>(own)), all)
+}
+
+/// This rank's tokens `[.., T / ranks, C]` of the sum over ranks of `[.., T, C]`.
+pub(super) fn reduce<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, all: FloatTensor<B>) -> FloatTensor<B> {
+    let own = scaled(&all.shape(), |tokens| tokens / hooks.ranks());
+    B::float_reshape(hooks.reduce_rows(matrix::<B>(all)), own)
+}
+
+/// Part of a layer that ranks divide.
+///
+/// # Panics
+///
+/// If ranks do not divide it.
+pub(super) fn part_of<B: Float8Backend>(layer: &Layer) -> &Arc<dyn ParallelHooks<B>> {
+    parallel_of(layer).expect("ranks divide the layer")
 }
 
 /// A tensor `[.., C]` as a matrix.
@@ -79,4 +96,109 @@ fn scaled(shape: &Shape, length: impl FnOnce(usize) -> usize) -> Shape {
     };
     *tokens = length(*tokens);
     Shape::from(dims)
+}
+
+/// Ids of a vocabulary that ranks divide: this rank has `size` of them, from `first` on.
+#[derive(Clone)]
+pub(super) struct Vocabulary<B: Float8Backend> {
+    hooks: Arc<dyn ParallelHooks<B>>,
+    /// Ids minus `first`, in `0..size`; 0 for those of other ranks.
+    own: Tensor<B, 1, Int>,
+    /// Whether another rank has the id.
+    is_elsewhere: Tensor<B, 1, Bool>,
+}
+
+impl<B: Float8Backend> core::fmt::Debug for Vocabulary<B> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?} of rank {} of {}", self.own.dims(), self.hooks.rank(), self.hooks.ranks())
+    }
+}
+
+impl<B: Float8Backend> Vocabulary<B> {
+    /// Ids `[M]`, where this rank has `size` ids of the vocabulary.
+    fn of_size(hooks: &Arc<dyn ParallelHooks<B>>, size: usize, ids: IntTensor<B>) -> Self {
+        let ids = Tensor::<B, 1, Int>::from_primitive(ids) - (hooks.rank() * size) as i64;
+        let is_elsewhere = ids.clone().lower_elem(0).bool_or(ids.clone().greater_equal_elem(size as i64));
+        let own = ids.mask_fill(is_elsewhere.clone(), 0);
+        Self { hooks: hooks.clone(), own, is_elsewhere }
+    }
+
+    /// Targets `[M]` of this rank's logits `[M, V / ranks]`.
+    pub(super) fn new(layer: &Layer, logits: &FloatTensor<B>, targets: IntTensor<B>) -> Self {
+        Self::of_size(part_of(layer), logits.shape()[1], targets)
+    }
+
+    /// `l_t - ln Σ exp l` over the whole vocabulary, `[M, 1]`, and the logarithms.
+    pub(super) fn log_likelihood(&self, logits: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+        let logits = float::<B, 2>(logits);
+        let m = logits.dims()[0];
+        let of_targets = logits.clone().gather(1, self.own.clone().unsqueeze_dim(1));
+        let of_targets = of_targets.mask_fill(self.is_elsewhere.clone().unsqueeze_dim(1), 0.0);
+        // One exchange: each rank's logarithm, and the target's logit from the rank that has it.
+        let own = Tensor::cat(vec![log_sum(logits, 1), of_targets], 1);
+        let all = float::<B, 2>(self.hooks.gather_rows(primitive(own))).reshape([self.hooks.ranks(), m, 2]);
+        let [log_sums, of_targets] = [0, 1].map(|i| all.clone().narrow(2, i, 1).reshape([self.hooks.ranks(), m]));
+        let log_sums = log_sum(log_sums, 0).reshape([m, 1]);
+        (primitive(of_targets.sum_dim(0).reshape([m, 1]) - log_sums.clone()), primitive(log_sums))
+    }
+
+    /// Gradient of this rank's logits: `dy (onehot(t) - softmax(l))`.
+    pub(super) fn gradient(
+        self,
+        logits: FloatTensor<B>,
+        log_sums: FloatTensor<B>,
+        dy: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let (logits, dy) = (float::<B, 2>(logits), float::<B, 2>(dy));
+        let probabilities = (logits - float(log_sums)).exp();
+        let of_targets = dy.clone().mask_fill(self.is_elsewhere.unsqueeze_dim(1), 0.0);
+        let gradient = (probabilities * dy).neg();
+        primitive(gradient.scatter(1, self.own.unsqueeze_dim(1), of_targets, IndexingUpdateOp::Add))
+    }
+}
+
+/// `ln Σ exp x` along an axis, which is kept.
+fn log_sum<B: Float8Backend>(x: Tensor<B, 2>, dim: usize) -> Tensor<B, 2> {
+    let max = x.clone().max_dim(dim);
+    (x - max.clone()).exp().sum_dim(dim).log() + max
+}
+
+fn float<B: Float8Backend, const D: usize>(t: FloatTensor<B>) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(t))
+}
+
+fn primitive<B: Float8Backend, const D: usize>(t: Tensor<B, D>) -> FloatTensor<B> {
+    t.into_primitive().tensor()
+}
+
+/// Rows of a table, of which this rank has `size`, for all tokens `ids: [.., T]`: this rank's tokens
+/// `[.., T / ranks, H]`.
+pub(super) fn embedding<B: Float8Backend>(
+    hooks: &Arc<dyn ParallelHooks<B>>,
+    table: FloatTensor<B>,
+    ids: IntTensor<B>,
+) -> FloatTensor<B> {
+    let (table, mut shape) = (float::<B, 2>(table), ids.shape().to_vec());
+    let flat = B::int_reshape(ids.clone(), Shape::from(vec![ids.shape().num_elements()]));
+    let vocabulary = Vocabulary::of_size(hooks, table.dims()[0], flat);
+    let rows = table.clone().select(0, vocabulary.own).mask_fill(vocabulary.is_elsewhere.unsqueeze_dim(1), 0.0);
+    let own = hooks.reduce_rows(primitive(rows));
+    *shape.last_mut().expect("ids have an axis of tokens") /= hooks.ranks();
+    shape.push(table.dims()[1]);
+    B::float_reshape(own, Shape::from(shape))
+}
+
+/// All tokens' ids and dy for the rows of a table of which this rank has `size`. Tokens of other rows
+/// have a dy of zeros.
+pub(super) fn embedding_tokens<B: Float8Backend>(
+    hooks: &Arc<dyn ParallelHooks<B>>,
+    size: usize,
+    ids: IntTensor<B>,
+    dy: FloatTensor<B>,
+) -> (IntTensor<B>, FloatTensor<B>) {
+    let flat = B::int_reshape(ids.clone(), Shape::from(vec![ids.shape().num_elements()]));
+    let vocabulary = Vocabulary::of_size(hooks, size, flat);
+    let all = float::<B, 2>(hooks.gather_rows(matrix::<B>(dy)));
+    let all = all.mask_fill(vocabulary.is_elsewhere.unsqueeze_dim(1), 0.0);
+    (vocabulary.own.into_primitive(), primitive(all))
 }

@@ -61,6 +61,9 @@ pub trait ParallelHooks<B: Float8Backend>: Any + Send + Sync {
     /// Number of ranks.
     fn ranks(&self) -> usize;
 
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+
     /// Operand of this rank's part of a tensor, and the amax of the cast, with the scales of the whole
     /// tensor.
     fn cast(&self, cast: &WeightCast<'_, B>) -> (B::Operand, CastAmax<B>);

@@ -50,6 +50,16 @@ pub trait Wrapped: Backend + sealed::Sealed {
     /// Gathers a sharded weight.
     #[doc(hidden)]
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self>;
+    /// x with the tokens of all ranks, for a layer that ranks divide.
+    #[doc(hidden)]
+    fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>) -> FloatTensor<Self>;
+    /// Log-likelihood of logits whose vocabulary ranks divide.
+    #[doc(hidden)]
+    fn parallel_log_likelihood(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        layer: &Arc<Layer>,
+    ) -> FloatTensor<Self>;
     /// Rows of a table, which may be sharded.
     #[doc(hidden)]
     fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self>;

@@ -3,6 +3,7 @@ mod codes;
 mod failures;
 mod mesh;
 mod parallel;
+mod parallel_model;
 mod traffic;
 mod training;
 
@@ -41,6 +42,7 @@ pub const ALL: &[Case] = &[
     well("gradients_of_a_mesh", &[4], mesh::has_the_gradients_of_one_rank),
     well("a_mesh_of_another_size_is_refused", &[4], mesh::of_another_size_is_refused),
     well("codes_of_parallel_linears", &[2, 4], parallel::codes_are_those_of_a_cast_of_the_whole),
+    well("a_parallel_decoder", &[2, 4], parallel_model::has_the_gradients_of_one_rank),
     well("a_parallel_block", &[2, 4], parallel::a_block_trains_as_on_one_rank),
     well("whole_parameters_load", &[2], training::whole_parameters_load),
     well("gradients_in_bf16", &[2, 3], training::gradients_in_bf16),
