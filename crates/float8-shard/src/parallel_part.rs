@@ -131,7 +131,7 @@ impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
     }
 }
 
-/// Copy without the last columns of its contraction.
+/// Copy without the last columns of its contraction. Codes pass through the host.
 fn cropped<B: Float8Backend>(operand: &B::Operand, len: usize, device: &Device<B>) -> B::Operand {
     let own = B::fp8_read(operand);
     let [rows, k] = own.dims;

@@ -97,6 +97,9 @@ fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) 
         if linear.layer().is_some_and(|layer| shard_hooks::source::<B::Inner>(layer).is_some()) {
             return refused(" is sharded already");
         }
+        if linear.layer().is_some_and(|layer| shard_hooks::parallel::<B::Inner>(layer).is_some()) {
+            return refused(" is divided by TensorParallel, and is divided no further");
+        }
         if linear.layer().is_some_and(|layer| shard_hooks::has_matmul(layer)) {
             return refused(" is configured with `matmul`, and Tensor::matmul reads no sharded weight");
         }

@@ -5,7 +5,7 @@ use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Config, Recipe};
-use float8_shard::{ParallelPlan, TensorParallel, TensorStyle};
+use float8_shard::{Operation, ParallelPlan, ShardConfig, Sharded, TensorParallel, TensorStyle};
 use ranks::B;
 
 use super::world;
@@ -167,4 +167,74 @@ pub fn a_block_trains_as_on_one_rank() {
             near("down.bias", part.down.bias.clone().unwrap().val(), whole.down.bias.clone().unwrap().val());
         }
     }
+}
+
+/// Bytes that a step of a linear gathers. One gather of codes serves fprop and wgrad where both read the
+/// same codes, and all linears that read x.
+pub fn bytes_of_gathers() {
+    let comm = world();
+    let device = Default::default();
+    let along = |axis| Divided { axis, ranks: comm.world_size(), rank: comm.rank() };
+    let part = (SIZE * SIZE / comm.world_size()) as u64;
+    // Bytes of x of a colwise linear, by element: codes of two orientations, or one and x in f32; scales.
+    for (recipe, gathers, bytes) in [
+        (Recipe::Tensorwise, 1, part),
+        (Recipe::Delayed, 1, part),
+        (Recipe::Rowwise, 2, 2 * part + 4 * part / SIZE as u64),
+        (Recipe::Mxfp8, 2, 2 * (part + part / 32)),
+        (Recipe::RowwiseWithGwHp, 2, part + 4 * part / SIZE as u64 + 4 * part),
+    ] {
+        let one = || {
+            let linear = LinearConfig::new(SIZE, SIZE).with_bias(false).init::<B>(&device);
+            Float8Config::new(recipe).apply(One { linear }).unwrap().0
+        };
+        let plan: ParallelPlan = vec![("linear".into(), TensorStyle::Colwise)];
+        let [(first, _), (second, _)] = [one(), one()].map(|one| TensorParallel::apply(one, &comm, &plan).unwrap());
+        let x = along(0).part(random(4)).require_grad();
+        let before = comm.traffic();
+        let y = first.linear.forward(x.clone()) + second.linear.forward(x);
+        y.sum().backward();
+        let found = comm.traffic().since(&before).operation(Operation::AllGather);
+        // Late gathers, of backward, are by linear.
+        let late = gathers - 1;
+        let of_first = if late == 0 { bytes } else { part + scales_of_rows(recipe, part) };
+        assert_eq!((found.calls, found.sent), (1 + 2 * late, of_first + 2 * (bytes - of_first)), "{recipe}");
+    }
+}
+
+/// Bytes of the scales of x's rows on this rank.
+fn scales_of_rows(recipe: Recipe, part: u64) -> u64 {
+    match recipe {
+        Recipe::Mxfp8 => part / 32,
+        _ => 4 * part / SIZE as u64,
+    }
+}
+
+/// A plan that names no module or another kind, parts that are no whole blocks, and a second division.
+pub fn plans_that_are_refused() {
+    let comm = world();
+    let device = Default::default();
+    let block = |width: usize| {
+        let block = Block::<B> {
+            norm: LayerNormConfig::new(128).init(&device),
+            up: LinearConfig::new(128, width).init(&device),
+            down: LinearConfig::new(width, 128).init(&device),
+        };
+        Float8Config::new(Recipe::Mxfp8).apply(block).unwrap().0
+    };
+    let plan = |name: &str, style| -> ParallelPlan { vec![(name.into(), style)] };
+    let refused = |plan, width, words: &str| {
+        let error = TensorParallel::apply(block(width), &comm, &plan).unwrap_err().error.to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refused(plan("gate", TensorStyle::Colwise), 512, "parallelism.plan");
+    refused(plan("norm", TensorStyle::Rowwise), 512, "norm is no linear and no embedding, so it cannot be Rowwise");
+    refused(
+        plan("up", TensorStyle::Colwise),
+        192,
+        "up has 192 columns, which 2 ranks do not divide into multiples of 128",
+    );
+    let (once, _) = TensorParallel::apply(block(512), &comm, &plan("up", TensorStyle::Colwise)).unwrap();
+    let error = Sharded::apply(once, &comm, ShardConfig::default()).unwrap_err().error.to_string();
+    assert!(error.contains("up is divided by TensorParallel"), "{error}");
 }
