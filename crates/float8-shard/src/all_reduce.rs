@@ -1,6 +1,6 @@
 //! Joins many small tensors into one all-reduce, on device memory where supported, else over the
 //! host.
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Operation};
 use crate::error::ShardError;
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
@@ -10,22 +10,14 @@ use burn_std::{Shape, Slice};
 
 use crate::collectives::DeviceCollectives;
 
-/// Reduction over the values of all ranks.
-#[derive(Clone, Copy)]
-pub(crate) enum Reduction {
-    /// Sum in f32.
-    Sum,
-    /// Maximum of non-negative values; NaN wins.
-    Max,
-}
-
-/// Reduces f32 tensors `[n]`, whose number and lengths are equal on all ranks. With `collectives`
-/// the host does not wait.
+/// Reduces f32 tensors `[n]`, whose number and lengths are equal on all ranks, by
+/// [`Operation::AllReduceSum`] or [`Operation::AllReduceMaxBits`]. With `collectives` the host does
+/// not wait.
 pub(crate) fn all_reduce<B: Float8Backend>(
     comm: &Communicator,
     collectives: Option<&dyn DeviceCollectives<B>>,
     label: &str,
-    reduction: Reduction,
+    operation: Operation,
     own: Vec<FloatTensor<B>>,
 ) -> Result<Vec<FloatTensor<B>>, ShardError> {
     if comm.world_size() == 1 {
@@ -33,24 +25,18 @@ pub(crate) fn all_reduce<B: Float8Backend>(
     }
     let lens: Vec<usize> = own.iter().map(|t| t.shape()[0]).collect();
     if let Some(collectives) = collectives {
-        let own = join::<B>(own);
-        let all = match reduction {
-            Reduction::Sum => collectives.all_reduce_sum(label, own)?,
-            Reduction::Max => collectives.all_reduce_max(label, own)?,
-        };
-        return Ok(split::<B>(all, &lens));
+        return Ok(split::<B>(collectives.start(operation, label, join::<B>(own))?()?, &lens));
     }
     // A model may be on several devices: each run of tensors on one device is read at once.
     let runs: Vec<_> = own.chunk_by(|a, b| B::float_device(a) == B::float_device(b)).collect();
     let mut values: Vec<Vec<f32>> = runs.iter().map(|run| read_f32::<B>(join::<B>(run.to_vec()))).collect();
     let lens_of_runs: Vec<_> = values.iter().map(Vec::len).collect();
     let own_values = if values.len() == 1 { values.remove(0) } else { values.concat() };
-    let all = match reduction {
-        Reduction::Sum => comm.all_reduce_sum(label, own_values)?.wait()?,
-        Reduction::Max => {
-            let bits = own_values.into_iter().map(f32::to_bits).collect();
-            comm.all_reduce_max_bits(label, bits)?.wait()?.into_iter().map(f32::from_bits).collect()
-        }
+    let all = if operation == Operation::AllReduceSum {
+        comm.all_reduce_sum(label, own_values)?.wait()?
+    } else {
+        let bits = own_values.into_iter().map(f32::to_bits).collect();
+        comm.all_reduce_max_bits(label, bits)?.wait()?.into_iter().map(f32::from_bits).collect()
     };
     let (mut all, mut lens) = (&all[..], &lens[..]);
     let mut parts = vec![];

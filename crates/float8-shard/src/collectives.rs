@@ -1,4 +1,5 @@
 //! [`DeviceCollectives`]: collectives on device memory, without the host.
+use crate::comm::Operation;
 use crate::error::ShardError;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
@@ -23,31 +24,24 @@ pub trait DeviceCollectives<B: Float8Backend> {
         shards: Shards,
     ) -> Result<PendingOnDevice<B::Operand>, ShardError>;
 
-    /// Concatenates `[rows, N]` of each rank to `[ranks · rows, N]`, in their dtype. The size of a
-    /// shard in bytes is a multiple of four.
+    /// Starts a collective of these, which sum in the dtype of the values:
+    ///
+    /// ```text
+    /// AllGather           [rows, N] of each rank → [ranks · rows, N]      bytes of a shard: a multiple of four
+    /// ReduceScatterSum    [ranks · rows, N], f32 or bf16 → [rows, N]
+    /// AllReduceSum        [n] in f32
+    /// AllReduceMaxBits    [n] in f32, not negative; NaN wins
+    /// ```
+    /// Work launched before the result is requested overlaps the transfer.
     ///
     /// # Errors
     /// [`ShardError`].
-    fn gather(&self, label: &str, shard: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>;
-
-    /// Sums `[ranks · rows, N]` over all ranks in its dtype, f32 or bf16; each rank keeps its
-    /// `[rows, N]`.
-    ///
-    /// # Errors
-    /// [`ShardError`].
-    fn reduce_scatter_sum(&self, label: &str, all: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>;
-
-    /// Sums over all ranks, in f32.
-    ///
-    /// # Errors
-    /// [`ShardError`].
-    fn all_reduce_sum(&self, label: &str, values: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>;
-
-    /// Maximum over all ranks of non-negative f32 values; NaN wins.
-    ///
-    /// # Errors
-    /// [`ShardError`].
-    fn all_reduce_max(&self, label: &str, values: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>;
+    fn start(
+        &self,
+        operation: Operation,
+        label: &str,
+        values: FloatTensor<B>,
+    ) -> Result<PendingOnDevice<FloatTensor<B>>, ShardError>;
 }
 
 /// Partition of a whole matrix's operand over ranks.

@@ -11,8 +11,10 @@ use burn_float8::shard_hooks::visit_params;
 use burn_float8::{Float8Stack, Float8Tensor};
 use burn_std::Shape;
 
-use crate::all_reduce::{Reduction, all_reduce, flat};
+use crate::all_reduce::{all_reduce, flat};
+use crate::comm::Operation;
 use crate::error::ShardError;
+use crate::sharding::Sharding;
 use crate::world::World;
 
 /// Maximum number of gradient elements in one all-reduce, unless a single gradient has more. The
@@ -33,6 +35,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     grads: &mut GradientsParams,
     is_summed: impl Fn(ParamId, &FloatTensor<B>) -> bool,
 ) -> Result<(), ShardError> {
+    wait::<B, M>(world, model, grads)?;
     if world.all.size() == 1 {
         return Ok(());
     }
@@ -73,15 +76,46 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
             joined.push(next);
         }
         let label = "gradients of replicated parameters";
-        sums.extend(all_reduce(&world.all.comm, collectives.as_deref(), label, Reduction::Sum, joined)?);
+        sums.extend(all_reduce(&world.all.comm, collectives.as_deref(), label, Operation::AllReduceSum, joined)?);
     }
     drop(values);
     for (Replicated { id, value, .. }, sum) in replicated.into_iter().zip(sums) {
         let sum = in_dtype::<B::Inner>(<B::Inner>::float_reshape(sum, value.shape()), value.dtype());
-        let sum = TensorPrimitive::Float(B::map_float8(value, |_| Float8Tensor::new(sum)));
-        grads.register(id, Tensor::<B, 1>::from_primitive(sum).inner());
+        grads.register(id, gradient::<B, 1>(value, sum));
     }
     Ok(())
+}
+
+/// Implements [`Sharded::wait_for_gradients`](crate::Sharded::wait_for_gradients).
+pub(crate) fn wait<B: Float8Stack + AutodiffBackend, M: Module<B>>(
+    world: &World<B::Inner>,
+    model: &M,
+    grads: &mut GradientsParams,
+) -> Result<(), ShardError> {
+    if !world.reduces.has_begun() {
+        return Ok(());
+    }
+    world.reduces.finish()?;
+    visit_params::<B, M>(model, |param| {
+        let Some(value) = param.float().filter(|_| param.shape.num_dims() == 2) else { return };
+        let Some(sharding) = Sharding::of_value::<B>(&value) else { return };
+        // Gradients that the caller does not have yet are of another part of the model.
+        let Some(zeros) = grads.get::<B::InnerBackend, 2>(param.id) else { return };
+        if let Some(sum) = world.reduces.take(&sharding.name) {
+            // A sum keeps the mark of a shard's gradient.
+            grads.register(param.id, zeros + gradient::<B, 2>(value, sum));
+        }
+    });
+    Ok(())
+}
+
+/// A gradient of a parameter with this value.
+fn gradient<B: Float8Stack + AutodiffBackend, const D: usize>(
+    value: FloatTensor<B>,
+    gradient: FloatTensor<B::Inner>,
+) -> Tensor<B::InnerBackend, D> {
+    let gradient = TensorPrimitive::Float(B::map_float8(value, |_| Float8Tensor::new(gradient)));
+    Tensor::<B, D>::from_primitive(gradient).inner()
 }
 
 fn full<B: Float8Stack + AutodiffBackend>(gradient: Tensor<B::InnerBackend, 1>) -> Option<FloatTensor<B::Inner>> {

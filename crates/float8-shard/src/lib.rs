@@ -15,6 +15,7 @@ mod backend;
 mod device;
 
 mod all_reduce;
+mod overlap;
 mod world;
 
 mod sharding;

@@ -127,7 +127,9 @@ impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
     }
 
     fn reduce_rows(&self, all: FloatTensor<B>) -> FloatTensor<B> {
-        self.rows([all.shape()[0], all.shape()[1]], all.dtype()).reduce_scatter(all)
+        let sharding = self.rows([all.shape()[0], all.shape()[1]], all.dtype());
+        let sum = sharding.start_reduce_scatter(all).and_then(|started| started());
+        sum.unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 }
 

@@ -54,8 +54,6 @@ pub struct ShardPlan {
     /// Elements that a rank trains of the largest parameter, and elements of the largest weight of
     /// a linear in FP8.
     pub largest: [u64; 2],
-    /// Bytes of the whole model in f32, which each rank holds until it is sharded.
-    pub whole: u64,
 }
 
 /// Dtypes of a planned training. Parameters and gradients that are not matrices are f32.
@@ -117,7 +115,6 @@ impl ShardPlan {
         for parameter in &parameters {
             let elements = parameter.dims.iter().product::<usize>() as u64;
             let kept = if parameter.dims.len() < 2 { DType::F32 } else { dtypes.matrices }.size() as u64;
-            new.whole += 4 * elements;
             let policy = parameter.linear().and_then(|_| policies.next());
             let is_sharded = parameter.is_sharded();
             let mut add = |own: u64| {
@@ -318,7 +315,7 @@ mod tests {
         let blocks = plan(4, Reshard::AfterStep, Some(&Float8Config::new(Recipe::Blockwise)));
         assert_eq!(blocks.parameters, 4 * (16 * 40 + 2 * 40 + 128 * 144 + 128 * 40));
         let one = plan(1, Reshard::AfterStep, Some(&tensorwise));
-        assert_eq!((one.parameters, one.gathered), (one.whole, 0));
+        assert_eq!(one.gathered, 0);
         // `apply` agrees with the plan.
         let model = tensorwise.apply(net()).unwrap().0;
         let (_, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();

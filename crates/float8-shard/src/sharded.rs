@@ -4,23 +4,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::comm::Communicator;
-use burn::module::{Module, ModuleMapper, Param};
+use crate::comm::{Communicator, Operation};
+use burn::module::Module;
 use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Tensor, TensorPrimitive};
+use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::report::Layer;
-use burn_float8::shard_hooks::SourcedWeight;
-use burn_float8::shard_hooks::{self, sourced_weights};
+use burn_float8::shard_hooks::{self, Change, sourced_weights};
 use burn_float8::{ApplyError, Float8Stack, Float8Tensor};
 
-use crate::all_reduce::{Reduction, all_reduce};
+use crate::all_reduce::all_reduce;
 use crate::backend::ShardBackend;
 use crate::config::ShardConfig;
 use crate::error::ShardError;
-use crate::gather_cache::{AmaxOf, GatherCache, amaxes_to_reduce};
+use crate::gather_cache::{GatherCache, amaxes_to_reduce};
 use crate::gradients;
 use crate::prefetch::Prefetch;
 use crate::shard_params::{Divided, ShardSummary, divide};
@@ -70,9 +70,9 @@ impl Sharded {
     /// (AdamW, SGD, Adam) keep moments of the shard only. Optimizers with matrix products (Muon)
     /// panic; L-BFGS would compute a wrong result.
     ///
-    /// Gradients of shards are summed over all ranks in backward;
-    /// [`reduce_gradients`](Self::reduce_gradients) sums the others. Parameters loaded later may be
-    /// whole or shards.
+    /// Gradients of shards are summed over all ranks in backward, others by
+    /// [`reduce_gradients`](Self::reduce_gradients). Parameters loaded later may be whole or shards:
+    /// a model of expanded zeros, which takes no memory, is sharded first and loaded then.
     ///
     /// Earlier clones of the model stay whole. With delayed scaling they share the amax histories,
     /// which ranks reduce from now on, so train only one of the two.
@@ -152,15 +152,23 @@ impl Sharded {
     /// Call it on all ranks before each step. From the second step on, each weight is gathered
     /// while the previous layer computes. Without the call each weight has a separate all-reduce
     /// and gather when it is first read. Waits for the device, unless NCCL connects it.
+    ///
+    /// From then on the reduce-scatter of a gradient runs while backward computes others: gradients
+    /// of shards are zeros until [`reduce_gradients`](Self::reduce_gradients) or
+    /// [`wait_for_gradients`](Self::wait_for_gradients).
     pub fn precompute_scales<B: Float8Stack, M: Module<B>>(&self, model: &M) {
-        let weights = sourced_weights::<B, M>(model);
-        let mut wanted = vec![];
-        for weight in &weights {
-            wanted.extend(amaxes_to_reduce(weight).into_iter().map(|(of, amax)| ((weight, of), amax)));
+        let (weights, world) = (sourced_weights::<B, M>(model), self.world::<B::Inner>());
+        let amaxes = |weight| amaxes_to_reduce(weight).into_iter().map(move |(of, amax)| ((weight, of), amax));
+        let (places, own): (Vec<_>, Vec<_>) = weights.iter().flat_map(amaxes).unzip();
+        if let Some(first) = own.first() {
+            let (label, collectives) =
+                ("amaxes of all weights", world.shard.on_device(&<B::Inner>::float_device(first)));
+            let all = all_reduce(&self.shard, collectives.as_deref(), label, Operation::AllReduceMaxBits, own);
+            for ((weight, of), amax) in places.into_iter().zip(all.unwrap_or_else(|error| panic!("{error}"))) {
+                weight.cache().get::<GatherCache<B::Inner>>().amaxes.push((of, amax));
+            }
         }
-        if !wanted.is_empty() {
-            self.reduce_amaxes(wanted);
-        }
+        world.reduces.begin();
         let mut steps: Vec<(Arc<Prefetch<_>>, Vec<_>)> = vec![];
         for weight in weights {
             let ahead = weight.shared();
@@ -172,16 +180,6 @@ impl Sharded {
         for (ahead, of_conversion) in steps {
             forget_started(&ahead);
             ahead.begin(of_conversion);
-        }
-    }
-
-    fn reduce_amaxes<B: Float8Backend>(&self, wanted: Vec<Wanted<'_, B>>) {
-        let (places, own): (Vec<_>, Vec<_>) = wanted.into_iter().unzip();
-        let collectives = self.world::<B>().shard.on_device(&B::float_device(&own[0]));
-        let all = all_reduce(&self.shard, collectives.as_deref(), "amaxes of all weights", Reduction::Max, own);
-        let all = all.unwrap_or_else(|error| panic!("{error}"));
-        for ((weight, of), amax) in places.into_iter().zip(all) {
-            weight.cache().get::<GatherCache<B>>().amaxes.push((of, amax));
         }
     }
 
@@ -200,9 +198,23 @@ impl Sharded {
         self.requires_gradient_sync.store(requires_gradient_sync, Ordering::Relaxed);
     }
 
-    /// Sums the gradients of replicated parameters over all ranks, in f32. With one shard per copy
-    /// these are all parameters. Gradients of shards are already summed. A parameter without a
-    /// gradient on any rank still has none.
+    /// Waits for the reduce-scatters of a backward pass in a step, and sets the gradients of shards.
+    /// With several passes, call it after each, so that their sums have one order.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardError`].
+    pub fn wait_for_gradients<B: Float8Stack + AutodiffBackend, M: Module<B>>(
+        &self,
+        model: &M,
+        grads: &mut GradientsParams,
+    ) -> Result<(), ShardError> {
+        gradients::wait::<B, M>(self.world(), model, grads)
+    }
+
+    /// Waits as [`wait_for_gradients`](Self::wait_for_gradients) does, and sums the gradients of
+    /// replicated parameters over all ranks, in f32. With one shard per copy these are all
+    /// parameters. A parameter without a gradient on any rank still has none.
     ///
     /// Call it at the end of a step: it drops gathers that were started and not read. Waits for the
     /// device, unless NCCL connects it.
@@ -246,28 +258,15 @@ impl Sharded {
     /// Gathers whole parameters from the shards of all ranks. All ranks call it. The result has no
     /// FP8 configuration.
     pub fn gather<B: Float8Stack, M: Module<B>>(model: M) -> M {
-        struct Gather;
-        impl<B: Float8Stack> ModuleMapper<B> for Gather {
-            fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-                let (id, tensor, _) = param.consume();
-                let whole = match tensor.into_primitive() {
-                    TensorPrimitive::Float(t) => TensorPrimitive::Float(B::map_float8(t, |t| {
-                        match t.layer().and_then(|layer| Sharding::<B::Inner>::of(layer)) {
-                            Some(sharding) => Float8Tensor::new(sharding.gather_values(t.into_full())),
-                            None => t,
-                        }
-                    })),
-                    quantized => quantized,
-                };
-                Param::initialized(id, Tensor::from_primitive(whole))
-            }
-        }
-        Module::<B>::map(model, &mut Gather)
+        shard_hooks::map_params::<B, M>(model, |param| {
+            let value = param.float();
+            let sharding = value.as_ref().and_then(Sharding::of_value::<B>);
+            let Some((value, sharding)) = value.zip(sharding) else { return Change::None };
+            let whole = |shard: Float8Tensor<_>| Float8Tensor::new(sharding.gather_values(shard.into_full()));
+            Change::Replaced(B::map_float8(value, whole))
+        })
     }
 }
-
-/// Amax of this rank's rows that the casts of a weight need from all ranks.
-type Wanted<'a, B> = ((&'a SourcedWeight<B>, AmaxOf), FloatTensor<B>);
 
 /// Ends the current step and drops its unread gathers.
 fn forget_started<B: Float8Backend>(ahead: &Prefetch<B>) {

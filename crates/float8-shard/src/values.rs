@@ -7,10 +7,12 @@ use burn_std::{Bytes, Shape, Slice, bf16};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::collectives::PendingOnDevice;
+use crate::comm::{Operation, Pending};
 use crate::config::ReduceDtype;
+use crate::error::ShardError;
 use crate::sharding::Sharding;
 use crate::wire::{to_bytes, to_words};
-use crate::world::World;
 
 impl<B: Float8Backend> Sharding<B> {
     /// This rank's rows of the whole weight `[K, N]`, padded with zeros to `[chunk, N]`.
@@ -20,13 +22,13 @@ impl<B: Float8Backend> Sharding<B> {
             return whole;
         }
         let (device, dtype) = (B::float_device(&whole), FloatDType::from(whole.dtype()));
-        let zeros = |rows: usize| B::float_zeros(Shape::from(vec![rows, n]), &device, dtype);
-        if rows.is_empty() {
-            return zeros(self.chunk);
+        let (len, zeros) = (rows.len(), B::float_zeros(Shape::from(self.own_shape().to_vec()), &device, dtype));
+        if len == 0 {
+            return zeros;
         }
-        let padding = self.chunk - rows.len();
-        let own = B::float_slice(whole, &[Slice::from(rows), Slice::from(0..n)]);
-        if padding == 0 { own } else { B::float_cat(vec![own, zeros(padding)], 0) }
+        // A copy: a slice may be a view that keeps the whole in memory.
+        let [own, place] = [rows, 0..len].map(|rows| [Slice::from(rows), Slice::from(0..n)]);
+        B::float_slice_assign(zeros, &place, B::float_slice(whole, &own))
     }
 
     /// Gathers the whole weight `[K, N]` from every rank's shard, in its dtype. Over the host this
@@ -38,7 +40,8 @@ impl<B: Float8Backend> Sharding<B> {
         }
         let (device, dtype) = (B::float_device(&shard), shard.dtype());
         if let Some(collectives) = self.world.shard.on_device(&device) {
-            let all = collectives.gather(&self.name, shard).unwrap_or_else(|error| self.fail(error));
+            let all = collectives.start(Operation::AllGather, &self.name, shard).and_then(|pending| pending());
+            let all = all.unwrap_or_else(|error| self.fail(error));
             self.full_gathers.fetch_add(1, Relaxed);
             let is_whole = all.shape()[0] == k;
             return if is_whole { all } else { B::float_slice(all, &[Slice::from(0..k), Slice::from(0..n)]) };
@@ -57,9 +60,9 @@ impl<B: Float8Backend> Sharding<B> {
         B::float_from_data(data, &device)
     }
 
-    /// Reduces a gradient `[K, N]` plus the unsynced ones with
-    /// [`reduce_scatter`](Self::reduce_scatter), if gradients are exchanged. Otherwise accumulates
-    /// it and returns zeros. The result is `[chunk, N]` in the gradient's dtype.
+    /// Sum over all ranks of this rank's rows `[chunk, N]` of a gradient `[K, N]` plus the unsynced
+    /// ones, in the gradient's dtype. In a step it is started, and the result is zeros until
+    /// [`wait`](crate::gradients::wait). So are gradients that are not exchanged yet.
     pub(crate) fn reduce_scatter_when_synced(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         if self.ranks() == 1 {
             return gradient;
@@ -67,63 +70,73 @@ impl<B: Float8Backend> Sharding<B> {
         let is_synced = self.world.requires_gradient_sync.load(Relaxed);
         let mut unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
+        let zeros = || B::float_zeros(Shape::from(self.own_shape().to_vec()), &device, FloatDType::from(dtype));
         let sum = match unsynced.take() {
-            None if is_synced => return self.reduce_scatter(gradient),
+            None if is_synced => gradient,
             None => in_dtype::<B>(gradient, DType::F32),
             Some(sum) => B::float_add(sum, in_dtype::<B>(gradient, DType::F32)),
         };
-        if is_synced {
-            return self.reduce_scatter(in_dtype::<B>(sum, dtype));
+        if !is_synced {
+            *unsynced = Some(sum);
+            return zeros();
         }
-        *unsynced = Some(sum);
-        B::float_zeros(Shape::from(self.own_shape().to_vec()), &device, FloatDType::from(dtype))
+        let started = self.start_reduce_scatter(in_dtype::<B>(sum, dtype));
+        let reduces = &self.world.reduces;
+        let sum = match reduces.has_begun() {
+            true => started.and_then(|started| reduces.push(&self.name, started)).map(|()| zeros()),
+            false => started.and_then(|started| started()),
+        };
+        sum.unwrap_or_else(|error| self.fail(error))
     }
 
-    /// Sum over all ranks of this rank's rows `[chunk, N]` of a gradient `[K, N]`, exchanged in the
-    /// configured dtype, then between replicas in f32, and returned in the gradient's. Over the host
-    /// this waits for the device.
-    pub(crate) fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
-        let ([k, n], ranks) = (self.logical, self.ranks());
-        let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
-        if let Some(collectives) = self.world.shard.on_device(&device) {
+    /// Starts the sum over all ranks of this rank's rows `[chunk, N]` of a gradient `[K, N]`,
+    /// exchanged in the configured dtype, then between replicas in f32, and returned in the
+    /// gradient's. Over the host this waits for the device.
+    pub(crate) fn start_reduce_scatter(
+        &self,
+        gradient: FloatTensor<B>,
+    ) -> Result<PendingOnDevice<FloatTensor<B>>, ShardError> {
+        let ([k, n], ranks, chunk) = (self.logical, self.ranks(), self.chunk);
+        let (device, dtype, name) = (B::float_device(&gradient), gradient.dtype(), self.name.clone());
+        let (shard, replicate) = (&self.world.shard, self.world.replicate.clone());
+        if let Some(collectives) = shard.on_device(&device) {
             let exchanged = match self.config.reduce_dtype {
                 ReduceDtype::F32 => DType::F32,
                 ReduceDtype::Bf16 => DType::BF16,
             };
             let mut all = vec![in_dtype::<B>(gradient, exchanged)];
-            let padding = ranks * self.chunk - k;
+            let padding = ranks * chunk - k;
             if padding > 0 {
                 all.push(B::float_zeros(Shape::from(vec![padding, n]), &device, FloatDType::from(exchanged)));
             }
             let all = if padding > 0 { B::float_cat(all, 0) } else { all.remove(0) };
-            let own = collectives.reduce_scatter_sum(&self.name, all).unwrap_or_else(|error| self.fail(error));
-            let own = match self.world.replicate.on_device(&device) {
-                None => own,
-                Some(replicas) => {
-                    let own = in_dtype::<B>(own, DType::F32);
-                    replicas.all_reduce_sum(&self.name, own).unwrap_or_else(|error| self.fail(error))
+            let own = collectives.start(Operation::ReduceScatterSum, &name, all)?;
+            return Ok(Box::new(move || {
+                let mut own = own()?;
+                if let Some(replicas) = replicate.on_device(&device) {
+                    own = replicas.start(Operation::AllReduceSum, &name, in_dtype::<B>(own, DType::F32))?()?;
                 }
-            };
-            return in_dtype::<B>(own, dtype);
+                Ok(in_dtype::<B>(own, dtype))
+            }));
         }
         let mut all = read_f32::<B>(gradient);
-        all.resize(ranks * self.chunk * n, 0.0);
-        let (name, World { shard, replicate, .. }) = (&self.name, &*self.world);
-        let own = match self.config.reduce_dtype {
-            ReduceDtype::F32 => shard.comm.reduce_scatter_sum(name, all).and_then(|pending| pending.wait()),
+        all.resize(ranks * chunk * n, 0.0);
+        let (sum, words) = match self.config.reduce_dtype {
+            ReduceDtype::F32 => (Some(shard.comm.reduce_scatter_sum(&name, all)?), None),
             ReduceDtype::Bf16 => {
                 let bytes = all.into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
-                let all = shard.comm.all_to_all(name, to_words(bytes)).and_then(|pending| pending.wait());
-                all.map(|words| sum_bf16(&words, ranks))
+                (None, Some(shard.comm.all_to_all(&name, to_words(bytes))?))
             }
         };
-        let own = match replicate.size() {
-            1 => own,
-            _ => own.and_then(|own| replicate.comm.all_reduce_sum(name, own)?.wait()),
-        };
-        let own = own.unwrap_or_else(|error| self.fail(error));
-        let own = B::float_from_data(TensorData::new(own, [self.chunk, n]), &device);
-        in_dtype::<B>(own, dtype)
+        Ok(Box::new(move || {
+            let own = sum.map(Pending::wait).or_else(|| Some(words?.wait().map(|words| sum_bf16(&words, ranks))));
+            let own = own.expect("one of both")?;
+            let own = match replicate.size() {
+                1 => own,
+                _ => replicate.comm.all_reduce_sum(&name, own)?.wait()?,
+            };
+            Ok(in_dtype::<B>(B::float_from_data(TensorData::new(own, [chunk, n]), &device), dtype))
+        }))
     }
 
     /// Amaxes of the whole weight from the amaxes of each rank's rows; NaN wins.

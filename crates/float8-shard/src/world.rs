@@ -5,16 +5,18 @@ use std::sync::atomic::AtomicBool;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::Float8Backend;
 
-use crate::all_reduce::{Reduction, all_reduce};
+use crate::all_reduce::all_reduce;
 use crate::backend::ShardBackend;
 use crate::collectives::DeviceCollectives;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Operation};
 use crate::config::{Mesh, ShardConfig};
 use crate::error::ShardError;
+use crate::overlap::Reduces;
 
 type CollectivesFn<B> = fn(&Device<B>, &Communicator) -> Option<Box<dyn DeviceCollectives<B>>>;
 
 /// Communicator, and the backend's collectives on device memory.
+#[derive(Clone)]
 pub(crate) struct Group<B: Float8Backend> {
     pub(crate) comm: Communicator,
     collectives: CollectivesFn<B>,
@@ -30,6 +32,7 @@ pub(crate) struct World<B: Float8Backend> {
     pub(crate) replicate: Group<B>,
     /// See [`Sharded::set_requires_gradient_sync`](crate::Sharded::set_requires_gradient_sync).
     pub(crate) requires_gradient_sync: Arc<AtomicBool>,
+    pub(crate) reduces: Reduces<B>,
 }
 
 impl<B: ShardBackend> World<B> {
@@ -42,7 +45,7 @@ impl<B: ShardBackend> World<B> {
         };
         let [all, shard, replicate] =
             [comm.clone(), shard, replicate].map(|comm| Group { comm, collectives: B::collectives });
-        Ok(Self { all, shard, replicate, requires_gradient_sync: Arc::new(true.into()) })
+        Ok(Self { all, shard, replicate, requires_gradient_sync: Arc::new(true.into()), reduces: Reduces::default() })
     }
 }
 
@@ -68,6 +71,6 @@ impl<B: Float8Backend> Group<B> {
     /// Maximum over its ranks of amaxes `[n]`, on device memory where supported; NaN wins.
     pub(crate) fn max(&self, label: &str, amaxes: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError> {
         let collectives = self.on_device(&B::float_device(&amaxes));
-        Ok(all_reduce(&self.comm, collectives.as_deref(), label, Reduction::Max, vec![amaxes])?.remove(0))
+        Ok(all_reduce(&self.comm, collectives.as_deref(), label, Operation::AllReduceMaxBits, vec![amaxes])?.remove(0))
     }
 }

@@ -32,6 +32,11 @@ pub(crate) fn name_in_base(name: &str) -> &str {
     name.strip_prefix("base.").unwrap_or(name)
 }
 
+/// Whether a parameter of this name belongs to an adapter.
+pub(crate) fn is_adapter(name: &str) -> bool {
+    name.starts_with("lora.")
+}
+
 impl<B: Backend, M: Module<B>> Adapted<B, M> {
     /// Freezes a model and adds adapters.
     pub fn new(base: M, lora: Lora<B>) -> Self {

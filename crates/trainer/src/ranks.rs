@@ -116,6 +116,18 @@ impl Ranks {
         self.sharded.set_requires_gradient_sync(requires_gradient_sync);
     }
 
+    /// Called after each backward: waits for the gradients of shards.
+    ///
+    /// # Errors
+    /// [`ShardError`].
+    pub(crate) fn wait_for_gradients<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+        &self,
+        model: &M,
+        grads: &mut GradientsParams,
+    ) -> Result<(), ShardError> {
+        self.sharded.wait_for_gradients::<B, M>(model, grads)
+    }
+
     /// Called after backward: reduces the gradients of replicated parameters.
     ///
     /// # Errors

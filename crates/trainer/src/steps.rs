@@ -201,6 +201,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             };
             let part = gradients(model, batch, plan, ranks, scale, device, |model, mut grads| {
                 if !in_backward {
+                    ranks.map_or(Ok(()), |ranks| ranks.wait_for_gradients::<B, M>(model, &mut grads))?;
                     accumulator.accumulate(&**model, grads);
                     return Ok(());
                 }

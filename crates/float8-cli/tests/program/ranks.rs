@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -58,6 +59,19 @@ impl Runs {
     fn train(&self, [count, batches]: [usize; 2], settings: &[&str]) -> Vec<f64> {
         let accumulation = format!("training.grad_accumulation={}", batches / count);
         losses(&float8(count, "train", &small(&self.0.1, &[settings, &[&accumulation]].concat())))
+    }
+
+    /// Losses of a run from the weights of a Hugging Face folder.
+    fn fine_tune(&self, hf: &str, [count, batches]: [usize; 2], settings: &[&str]) -> Vec<f64> {
+        let accumulation = format!("training.grad_accumulation={}", batches / count);
+        let fixed = ["--model".into(), self.path(hf), "--data".into(), self.0.1.clone()];
+        let small =
+            ["training.seq_len=16", "training.log_every=1", "generate.max_new_tokens=0", "data.tokenizer=bytes"];
+        losses(&float8(
+            count,
+            "train",
+            &[&fixed[..], &set(&[&small[..], settings, &[&accumulation]].concat())].concat(),
+        ))
     }
 
     /// Losses of a saved run of four steps that a copy resumes after the second.
@@ -168,6 +182,9 @@ fn what_ranks_have_saved_is_read() {
     assert_eq!(losses(&float8(1, "eval", &[runs.path("two")])), two[2..]);
     let exported = float8(1, "export", &[runs.path("two"), "--output".into(), runs.path("hf")]);
     assert!(stdout(&exported).contains("exported: ") && Path::new(&runs.path("hf/model.safetensors")).exists());
+    // Ranks load their rows of it.
+    let [one, two] = [1, 2].map(|ranks| runs.fine_tune("hf", [ranks, 2], &FOUR));
+    assert_eq!((one.len(), one), (5, two));
     let file = runs.path("two/step-000000002/optimizer-rank-00001-of-00002.safetensors");
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -229,4 +246,189 @@ fn other_data_on_a_rank_is_refused() {
     }
     let output = mpirun.output().expect("mpirun is installed (apt: openmpi-bin)");
     assert!(stderr(&output).contains("the data is not the same on all ranks"), "{}", stderr(&output));
+}
+
+/// Ranks draw, read and resume their rows of a model, one parameter at a time. Two more layers add to
+/// the peak of a rank's process a quarter of their parameters and moments, 0.75 of their bytes, and
+/// one parameter. The whole layers with a quarter of their moments would be 1.5.
+#[test]
+fn no_rank_holds_the_whole_model() {
+    let runs = Runs::new();
+    let settings = |run: &str, layers: usize| {
+        let output = format!("checkpoint.output_dir={}", runs.path(run));
+        let model = format!(
+            "model.overrides={{ num_hidden_layers = {layers}, hidden_size = 512, intermediate_size = 1408, \
+             num_attention_heads = 8, num_key_value_heads = 8, head_dim = 64 }}"
+        );
+        let fixed = [
+            "training.steps=1",
+            "training.seq_len=16",
+            "training.batch_size=1",
+            "training.log_every=1",
+            "training.precision=f32",
+            "training.grad_clip_norm=inf",
+            "training.activation_checkpointing=full",
+            "optimizer.in_backward=true",
+            "parallelism.reshard=after_forward",
+            "checkpoint.background=false",
+            "generate.max_new_tokens=0",
+            "data.validation_split=0",
+        ];
+        let data = ["--device", "cpu", "--data", &runs.0.1].map(String::from);
+        [&data[..], &set(&[&fixed[..], &[&output, &model]].concat())].concat()
+    };
+    let memory = |run: &str, subcommand: &str, arguments: &[String]| -> f64 {
+        stdout(&float8(4, subcommand, arguments));
+        let metrics = fs::read_to_string(runs.path(run) + "/metrics.jsonl").unwrap();
+        let of = |line: &str| line.split_once("\"memory_bytes\":")?.1.split([',', '}']).next()?.trim().parse().ok();
+        metrics.lines().filter_map(of).last().expect("a step has its memory")
+    };
+    let empty = memory("empty", "train", &settings("empty", 1));
+    let whole = 2.0 * 4.0 * (4.0 * 512.0 * 512.0 + 3.0 * 512.0 * 1408.0);
+    let drawn = memory("run", "train", &settings("run", 3));
+    let resumed = memory("run", "resume", &[runs.path("run"), "--steps".into(), "2".into()]);
+    stdout(&float8(1, "export", &[runs.path("run"), "--output".into(), runs.path("hf")]));
+    let mut hf = [&["--model".into(), runs.path("hf")], &settings("tuned", 3)[..]].concat();
+    hf.truncate(hf.len() - 2);
+    let read = memory("tuned", "train", &[&hf[..], &set(&["data.tokenizer=bytes"])].concat());
+    for (name, bytes) in [("drawn", drawn), ("resumed", resumed), ("read", read)] {
+        let part = (bytes - empty) / whole;
+        println!("{name}: {part:.2} of the bytes of two layers");
+        assert!((0.5..1.3).contains(&part), "{name}: {bytes} and {empty} of {whole}");
+    }
+}
+
+/// Variable with the number of moments at which a rank is killed.
+const KILLS: &str = "FLOAT8_KILLS";
+
+/// Meshes of ranks, and replicas.
+const MESHES: [[usize; 2]; 5] = [[4, 2], [4, 1], [2, 1], [4, 4], [2, 2]];
+
+/// A rank is killed at several moments of a run. Each time the job ends within five seconds, and
+/// another mesh continues the run from its last checkpoint.
+#[test]
+fn a_killed_rank_ends_the_job_and_another_mesh_resumes() {
+    let runs = Runs::new();
+    let kills: usize = std::env::var(KILLS).map_or(5, |kills| kills.parse().expect("a number"));
+    let steps = "training.steps=400";
+    let fixed = [steps, "checkpoint.save_steps=1", "training.eval_batches=1"];
+    let output = format!("checkpoint.output_dir={}", runs.path("run"));
+    let train = |[count, replicas]: [usize; 2]| {
+        let accumulation = format!("training.grad_accumulation={}", 4 / count);
+        let mesh = format!("parallelism.replicate={replicas}");
+        small(&runs.0.1, &[&fixed[..], &[&output, &accumulation, &mesh]].concat())
+    };
+    let resume = |[count, replicas]: [usize; 2], steps: usize| {
+        let settings =
+            [format!("training.grad_accumulation={}", 4 / count), format!("parallelism.replicate={replicas}")];
+        let arguments = [runs.path("run"), "--steps".into(), steps.to_string()];
+        [&arguments[..], &set(&settings.each_ref().map(String::as_str))].concat()
+    };
+    let (mut slowest, mut last) = (0.0_f64, 0);
+    for (kill, mesh) in (0..kills).zip(MESHES.into_iter().cycle()) {
+        let saved = last_step(&runs.path("run"));
+        assert!(saved >= last, "{saved} after {last}");
+        last = saved;
+        let (subcommand, arguments) = if saved == 0 { ("train", train(mesh)) } else { ("resume", resume(mesh, 400)) };
+        let (mut job, mut program) = (mpirun(), command(&[subcommand]));
+        program.args(arguments);
+        job.args(["-n", &mesh[0].to_string()]);
+        add(&mut job, &program);
+        let job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun is installed");
+        // Moments from the start of MPI to the steps and their checkpoints.
+        let moment = Duration::from_millis(if kill == 0 { 4000 } else { 300 + 6200 * kill as u64 / kills as u64 });
+        let begin = Instant::now();
+        let mut ranks = children(job.id());
+        while begin.elapsed() < moment || ranks.len() < mesh[0] {
+            std::thread::sleep(Duration::from_millis(20));
+            ranks = children(job.id());
+            assert!(begin.elapsed() < Duration::from_secs(60), "mpirun has started {ranks:?}");
+        }
+        let killed = Instant::now();
+        stdout(&Command::new("kill").args(["-9", &ranks[kill % ranks.len()].to_string()]).output().unwrap());
+        let output = job.wait_with_output().unwrap();
+        let seconds = killed.elapsed().as_secs_f64();
+        slowest = slowest.max(seconds);
+        assert!(seconds < 5.0 && !output.status.success(), "{kill}: {seconds} s after the kill: {}", output.status);
+    }
+    let done = last_step(&runs.path("run"));
+    println!("{kills} kills: a job ended within {slowest:.2} s, after {done} steps");
+    assert!(done > 0);
+    let resumed = float8(2, "resume", &resume([2, 2], done + 2));
+    assert_eq!(losses(&resumed).len(), 3);
+}
+
+/// Step of the newest checkpoint; 0 without one.
+fn last_step(run: &str) -> usize {
+    let Ok(entries) = fs::read_dir(run) else { return 0 };
+    let step =
+        |entry: std::io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix("step-")?.parse().ok();
+    entries.filter_map(step).max().unwrap_or(0)
+}
+
+/// Processes that a process has started.
+fn children(parent: u32) -> Vec<u32> {
+    let is_child = |process: &u32| {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        status.lines().any(|line| line.split_whitespace().eq(["PPid:", &parent.to_string()]))
+    };
+    let processes = fs::read_dir("/proc")
+        .expect("a folder of processes")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    processes.filter(is_child).collect()
+}
+
+/// The debug models train over each mesh as on one rank: the first loss differs by its rounding, and
+/// 12 steps by what the order of sums changes.
+#[test]
+fn debug_models_train_on_each_mesh() {
+    let runs = Runs::new();
+    for model in ["llama3-debug", "llama3-debug-moe"] {
+        let train = |[count, replicas]: [usize; 2]| {
+            let fixed = ["--model", model, "--device", "cpu", "--data", &runs.0.1].map(String::from);
+            let own = [
+                format!("training.grad_accumulation={}", 4 / count),
+                format!("parallelism.replicate={replicas}"),
+                "training.steps=12".into(),
+                "optimizer.lr=1e-4".into(),
+            ];
+            let small =
+                ["training.seq_len=32", "training.batch_size=1", "training.log_every=1", "training.eval_batches=1"];
+            let own = own.each_ref().map(String::as_str);
+            let settings = set(&[&small[..], &["generate.max_new_tokens=0"], &own].concat());
+            losses(&float8(count, "train", &[&fixed[..], &settings].concat()))
+        };
+        let one = train([1, 1]);
+        assert_eq!(one.len(), 13);
+        for mesh in [[4, 1], [4, 2], [4, 4]] {
+            let found = train(mesh);
+            let distances: Vec<_> = found.iter().zip(&one).map(|(found, one)| (found - one).abs() / one).collect();
+            let largest = distances.iter().fold(0_f64, |max, x| max.max(*x));
+            println!("{model} on {mesh:?}: {:.1e} at step 1, {largest:.1e} in 12 steps", distances[0]);
+            assert!(found.len() == 13 && distances[0] <= 1e-5 && largest <= 2e-3, "{model} {mesh:?}: {distances:?}");
+        }
+    }
+}
+
+/// Ctrl-C reaches `mpirun`, whose ranks finish their step, save together and end.
+#[test]
+fn ctrl_c_saves_on_all_ranks() {
+    let runs = Runs::new();
+    let output = format!("checkpoint.output_dir={}", runs.path("run"));
+    let mut program = command(&["train", "--nproc-per-node", "2"]);
+    program.args(small(&runs.0.1, &["training.steps=100000", &output])).env("RAYON_NUM_THREADS", "1");
+    program.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
+    let job = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (begin, metrics) = (Instant::now(), runs.path("run/metrics.jsonl"));
+    while !fs::read_to_string(&metrics).is_ok_and(|lines| lines.contains("loss")) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no step was taken");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    stdout(&Command::new("kill").args(["-INT", &job.id().to_string()]).output().unwrap());
+    let output = job.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let saved = last_step(&runs.path("run"));
+    assert!(saved > 0 && text.contains(&format!("stopped by SIGTERM after step {saved}")), "{text}");
+    let steps = (saved + 1).to_string();
+    assert_eq!(losses(&float8(1, "resume", &[runs.path("run"), "--steps".into(), steps])).len(), 2);
 }

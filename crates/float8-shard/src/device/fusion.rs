@@ -2,7 +2,7 @@
 //!
 //! Fusion defers its operations, but ranks must launch the same collectives in the same order. So
 //! the stream is drained before each collective, without waiting for the device.
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Operation};
 use crate::error::ShardError;
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
@@ -27,17 +27,6 @@ impl<B: FusionBackend + ShardBackend + Float8Backend<Operand = DeviceOperand<B>>
     }
 }
 
-impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Fused<B> {
-    fn each(
-        &self,
-        t: FloatTensor<Fusion<B>>,
-        collective: impl FnOnce(FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>,
-    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
-        let made = collective(self.client.resolve_tensor_float::<B>(t))?;
-        Ok(wrapped::<B>(&self.client, made.shape(), made.dtype(), B::float_tensor_handle(made)))
-    }
-}
-
 impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollectives<Fusion<B>> for Fused<B> {
     fn start_gather(
         &self,
@@ -57,32 +46,18 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
         }))
     }
 
-    fn gather(&self, label: &str, shard: FloatTensor<Fusion<B>>) -> Result<FloatTensor<Fusion<B>>, ShardError> {
-        self.each(shard, |shard| self.inner.gather(label, shard))
-    }
-
-    fn reduce_scatter_sum(
+    fn start(
         &self,
-        label: &str,
-        all: FloatTensor<Fusion<B>>,
-    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
-        self.each(all, |all| self.inner.reduce_scatter_sum(label, all))
-    }
-
-    fn all_reduce_sum(
-        &self,
+        operation: Operation,
         label: &str,
         values: FloatTensor<Fusion<B>>,
-    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
-        self.each(values, |values| self.inner.all_reduce_sum(label, values))
-    }
-
-    fn all_reduce_max(
-        &self,
-        label: &str,
-        values: FloatTensor<Fusion<B>>,
-    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
-        self.each(values, |values| self.inner.all_reduce_max(label, values))
+    ) -> Result<PendingOnDevice<FloatTensor<Fusion<B>>>, ShardError> {
+        let client = self.client.clone();
+        let pending = self.inner.start(operation, label, client.resolve_tensor_float::<B>(values))?;
+        Ok(Box::new(move || {
+            let made = pending()?;
+            Ok(wrapped::<B>(&client, made.shape(), made.dtype(), B::float_tensor_handle(made)))
+        }))
     }
 }
 

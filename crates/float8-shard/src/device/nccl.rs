@@ -68,7 +68,7 @@ impl Nccl {
 
     /// Starts the collective from each tensor, with its count of words or elements on one rank, into
     /// a new tensor.
-    fn start<R: CubeRuntime>(
+    fn launch<R: CubeRuntime>(
         &self,
         operation: Operation,
         label: &str,
@@ -106,26 +106,6 @@ impl Nccl {
         let found = found.map_err(|error| ShardError::Cuda { rank: self.comm.rank(), reason: error.to_string() })?;
         Ok(found.resource().ptr)
     }
-
-    /// Gathers the words of each rank's two-dimensional tensors.
-    fn start_gather<R: CubeRuntime>(&self, label: &str, parts: Vec<CubeTensor<R>>) -> Result<Launched<R>, ShardError> {
-        let ranks = self.comm.world_size();
-        let buffer = |part: CubeTensor<R>| {
-            let (dims, words) = (part.shape(), words(&part));
-            (part, Shape::from(vec![ranks, dims[0], dims[1]]), words)
-        };
-        self.start(Operation::AllGather, label, parts.into_iter().map(buffer).collect())
-    }
-
-    /// Runs a collective on one tensor and waits on the device for the result.
-    fn now<R: CubeRuntime>(
-        &self,
-        operation: Operation,
-        label: &str,
-        buffer: (CubeTensor<R>, Shape, usize),
-    ) -> Result<CubeTensor<R>, ShardError> {
-        Ok(self.start(operation, label, vec![buffer])?.land()?.remove(0))
-    }
 }
 
 impl<R, B> DeviceCollectives<B> for Nccl
@@ -140,33 +120,35 @@ where
         shard: &DeviceOperand<B>,
         shards: Shards,
     ) -> Result<PendingOnDevice<DeviceOperand<B>>, ShardError> {
-        let joined = Joined::new(shard, shards);
-        let launched = self.start_gather(label, joined.parts())?;
+        let (joined, ranks) = (Joined::new(shard, shards), self.comm.world_size());
+        let buffer = |part: CubeTensor<R>| {
+            let (dims, words) = (part.shape(), words(&part));
+            (part, Shape::from(vec![ranks, dims[0], dims[1]]), words)
+        };
+        let launched = self.launch(Operation::AllGather, label, joined.parts().into_iter().map(buffer).collect())?;
         Ok(Box::new(move || Ok(joined.join(launched.land()?))))
     }
 
-    fn gather(&self, label: &str, shard: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
-        let all = self.start_gather(label, vec![shard])?.land()?.remove(0);
-        let [ranks, rows, n] = [0, 1, 2].map(|i| all.shape()[i]);
-        let shape = Shape::from(vec![ranks * rows, n]);
-        Ok(CubeTensor::new_contiguous(all.client, all.device, shape, all.handle, all.dtype))
-    }
-
-    fn reduce_scatter_sum(&self, label: &str, all: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
-        let mut shape = all.shape();
-        shape[0] /= self.comm.world_size();
-        let words = words(&all) / self.comm.world_size();
-        let count = if all.dtype == DType::BF16 { 2 * words } else { words };
-        self.now(Operation::ReduceScatterSum, label, (all, shape, count))
-    }
-
-    fn all_reduce_sum(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
-        let (shape, count) = (values.shape(), words(&values));
-        self.now(Operation::AllReduceSum, label, (values, shape, count))
-    }
-
-    fn all_reduce_max(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
-        let (shape, count) = (values.shape(), words(&values));
-        self.now(Operation::AllReduceMaxBits, label, (values, shape, count))
+    fn start(
+        &self,
+        operation: Operation,
+        label: &str,
+        values: CubeTensor<R>,
+    ) -> Result<PendingOnDevice<CubeTensor<R>>, ShardError> {
+        let (ranks, words) = (self.comm.world_size(), words(&values));
+        let mut shape = values.shape();
+        let count = match operation {
+            Operation::AllGather => {
+                shape[0] *= ranks;
+                words
+            }
+            Operation::ReduceScatterSum => {
+                shape[0] /= ranks;
+                words / ranks * if values.dtype == DType::BF16 { 2 } else { 1 }
+            }
+            _ => words,
+        };
+        let launched = self.launch(operation, label, vec![(values, shape, count)])?;
+        Ok(Box::new(move || Ok(launched.land()?.remove(0))))
     }
 }

@@ -1,7 +1,7 @@
 //! [`DeviceCollectives`] over host memory, for tests: the device code is the same as with NCCL.
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::comm::{Communicator, Pending};
+use crate::comm::{Communicator, Operation, Pending};
 use crate::error::ShardError;
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_cubecl::CubeRuntime;
@@ -47,19 +47,6 @@ fn up<R: CubeRuntime>(like: &CubeTensor<R>, shape: Vec<usize>, words: &[u32]) ->
     CubeTensor::new_contiguous(like.client.clone(), like.device.clone(), Shape::from(shape), handle, like.dtype)
 }
 
-impl Staged {
-    fn floats<R: CubeRuntime>(
-        t: CubeTensor<R>,
-        shape: Vec<usize>,
-        exchange: impl FnOnce(Vec<f32>) -> Result<Pending<Vec<f32>>, ShardError>,
-    ) -> Result<CubeTensor<R>, ShardError> {
-        assert_eq!(t.dtype, DType::F32, "staged collectives are f32's");
-        let own = down(&t).into_iter().map(f32::from_bits).collect();
-        let words: Vec<u32> = exchange(own)?.wait()?.into_iter().map(f32::to_bits).collect();
-        Ok(up(&t, shape, &words))
-    }
-}
-
 impl<R, B> DeviceCollectives<B> for Staged
 where
     R: CubeRuntime,
@@ -84,25 +71,36 @@ where
         }))
     }
 
-    fn gather(&self, label: &str, shard: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
-        let dims = shard.shape();
-        let all = self.0.all_gather(label, down(&shard))?.wait()?;
-        Ok(up(&shard, vec![self.0.world_size() * dims[0], dims[1]], &all))
-    }
-
-    fn reduce_scatter_sum(&self, label: &str, all: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
-        let mut shape = all.shape().to_vec();
-        shape[0] /= self.0.world_size();
-        Self::floats(all, shape, |values| self.0.reduce_scatter_sum(label, values))
-    }
-
-    fn all_reduce_sum(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
-        let shape = values.shape().to_vec();
-        Self::floats(values, shape, |values| self.0.all_reduce_sum(label, values))
-    }
-
-    fn all_reduce_max(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
-        let bits = self.0.all_reduce_max_bits(label, down(&values))?.wait()?;
-        Ok(up(&values, values.shape().to_vec(), &bits))
+    fn start(
+        &self,
+        operation: Operation,
+        label: &str,
+        values: CubeTensor<R>,
+    ) -> Result<PendingOnDevice<CubeTensor<R>>, ShardError> {
+        let (comm, ranks, words) = (&self.0, self.0.world_size(), down(&values));
+        let mut shape = values.shape().to_vec();
+        let floats = |words: Vec<u32>| {
+            assert_eq!(values.dtype, DType::F32, "staged collectives are f32's");
+            words.into_iter().map(f32::from_bits).collect()
+        };
+        let started = match operation {
+            Operation::AllGather => {
+                shape[0] *= ranks;
+                Ok(comm.all_gather(label, words)?)
+            }
+            Operation::ReduceScatterSum => {
+                shape[0] /= ranks;
+                Err(comm.reduce_scatter_sum(label, floats(words))?)
+            }
+            Operation::AllReduceSum => Err(comm.all_reduce_sum(label, floats(words))?),
+            _ => Ok(comm.all_reduce_max_bits(label, words)?),
+        };
+        Ok(Box::new(move || {
+            let words = match started {
+                Ok(words) => words.wait()?,
+                Err(floats) => floats.wait()?.into_iter().map(f32::to_bits).collect(),
+            };
+            Ok(up(&values, shape, &words))
+        }))
     }
 }

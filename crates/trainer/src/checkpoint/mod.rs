@@ -22,6 +22,7 @@ pub(crate) use folder::missing;
 pub use folder::{
     CheckpointFolder, CheckpointKind, Which, Written, best, diverged_step, find_checkpoint, noted_latest, saved_steps,
 };
+pub(crate) use sharded_tensors::SavedTensors;
 pub use state::SavedRun;
 pub(crate) use state::Snapshot;
 pub use tensors::NotFinite;

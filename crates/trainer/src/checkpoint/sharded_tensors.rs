@@ -76,7 +76,7 @@ impl Index {
 
 /// Tensors of one kind in a checkpoint.
 #[derive(Debug)]
-pub(super) struct SavedTensors {
+pub(crate) struct SavedTensors {
     /// The index, or the file of a single process.
     path: PathBuf,
     tensors: Parts,
@@ -125,14 +125,14 @@ impl SavedTensors {
     }
 
     /// Returns an error if there are tensors that were not read.
-    pub(super) fn all_read(&self) -> Result<()> {
+    pub(crate) fn all_read(&self) -> Result<()> {
         let names = self.tensors.keys().map(String::as_str);
         let others: Vec<_> = names.filter(|name| !self.read.contains(*name)).collect();
         if others.is_empty() { Ok(()) } else { Err(unexpected(&self.path, &others)) }
     }
 
     /// Rows of the tensor `name` in f32. The tensor must have this shape.
-    pub(super) fn rows(&mut self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>> {
+    pub(crate) fn rows(&mut self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>> {
         let found = self.tensors.get_mut(name);
         let Indexed { shape: found, parts } = found.ok_or_else(|| missing(&self.path, name, shape))?;
         if found != shape {

@@ -196,7 +196,15 @@ impl SavedRun {
         model: M,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<M> {
-        tensors::load_parameters(model, SavedTensors::open(&self.path, &file_name(MODEL, None))?, progress)
+        tensors::load_parameters(model, self.parameters()?, progress)
+    }
+
+    /// Opens the saved parameters.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub(crate) fn parameters(&self) -> Result<SavedTensors> {
+        SavedTensors::open(&self.path, &file_name(MODEL, None))
     }
 
     /// Restores the FP8 state of a model after FP8 was applied.

@@ -17,7 +17,7 @@ const MAX_HASHED: u64 = 64 << 20;
 
 /// Digests of the tensor files of a folder, by name: SHA-256 of a whole file; above 64 MiB, of its
 /// length and samples at even distances from its beginning.
-fn of_folder(folder: &Path) -> Result<BTreeMap<String, String>> {
+pub(crate) fn of_folder(folder: &Path) -> Result<BTreeMap<String, String>> {
     let of_file = |path: &Path| {
         let name = path.strip_prefix(folder).unwrap_or(path).display().to_string();
         let digest = digest::of_file_or_samples(path, MAX_HASHED);

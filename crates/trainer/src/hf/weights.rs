@@ -95,7 +95,7 @@ impl Checkpoint {
     ///
     /// Half precision widens and FP8 is decoded on the host, since a device may lack the dtype or
     /// flush its subnormal numbers.
-    fn tensor<B: Backend>(&self, path: &str, shape: Shape, device: &B::Device) -> Result<FloatTensor<B>> {
+    pub(crate) fn tensor<B: Backend>(&self, path: &str, shape: Shape, device: &B::Device) -> Result<FloatTensor<B>> {
         let name = names::hf_name(path);
         let tensor = match *shape {
             [d_input, d_output] if names::is_linear(path) => {

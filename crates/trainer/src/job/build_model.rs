@@ -12,7 +12,7 @@ use burn_float8::lora::{LoraAdapter, LoraConfig};
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::shard_hooks::visit_params;
 use burn_float8::weights::{fp8_only, read_codes};
-use burn_float8::{Float8Error, Float8Stack, Float8State, Recipe, set_default_config};
+use burn_float8::{Float8Config, Float8Error, Float8Stack, Float8State, Recipe, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
@@ -124,29 +124,11 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     progress: &ProgressLine,
     out: &mut dyn Write,
 ) -> Result<A::Trained<B>> {
-    // Evaluation may run on a device without bf16: f32 has the same values.
-    let dtype = Some(config.training.param_dtype.dtype()).filter(|dtype| B::supports_dtype(device, *dtype));
-    let dtype = dtype.unwrap_or(DType::F32);
-    let float8 = config.float8(weights.dims());
-    let is_fp8 = config.training.precision == Precision::Fp8;
-    let holds_codes = is_fp8 && config.holds_codes();
-    let (notes, histories) = (notes_on_files(config, &weights)?, weights.histories);
-    let input_scales = if is_fp8 { weights.input_scales()? } else { vec![] };
-    let weights = if holds_codes { weights.with_codes(&float8, dtype) } else { weights };
+    let (dtype, facts) = (stored::<B, _>(config, device), Facts::of(config, &weights)?);
+    let holds_codes = facts.is_fp8 && config.holds_codes();
+    let weights = if holds_codes { weights.with_codes(&facts.float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
-    set_default_config::<B>(device, None)?;
-    if !is_fp8 {
-        notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
-        return Ok(model);
-    }
-    // Strict mode panics in the GEMM; a run reports an error instead.
-    let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
-    writeln!(out, "{summary}")?;
-    notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
-    set_input_scales::<B, _>(&model, &input_scales)?;
-    if let Some(histories) = histories {
-        histories.restore::<B, _>(&model)?;
-    }
+    let model = facts.apply::<B, _>(model, device, out)?;
     if !holds_codes {
         return Ok(model);
     }
@@ -163,6 +145,75 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
         )?;
     }
     Ok(model)
+}
+
+/// The model without its parameters, with FP8 applied if `config` enables it. Ranks divide it, and
+/// then [load](Weights::load_shards) their rows.
+///
+/// # Errors
+/// The errors of [`prepare`].
+pub(super) fn prepare_outline<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
+    config: &RunConfig<A::Section>,
+    weights: &Weights<'_, A::Config>,
+    device: &B::Device,
+    out: &mut dyn Write,
+) -> Result<A::Trained<B>> {
+    let model = weights.outline::<B, A::Trained<B>>(device, stored::<B, _>(config, device))?;
+    Facts::of(config, weights)?.apply::<B, _>(model, device, out)
+}
+
+/// Dtype of matrices. Evaluation may run on a device without bf16: f32 has the same values.
+pub(super) fn stored<B: Backend, S>(config: &RunConfig<S>, device: &B::Device) -> DType {
+    let dtype = Some(config.training.param_dtype.dtype()).filter(|dtype| B::supports_dtype(device, *dtype));
+    dtype.unwrap_or(DType::F32)
+}
+
+/// FP8 configuration of a model, and facts of its files.
+struct Facts<'a> {
+    is_fp8: bool,
+    float8: Float8Config,
+    notes: Vec<String>,
+    histories: Option<&'a Float8State>,
+    input_scales: Vec<(String, f32)>,
+}
+
+impl<'a> Facts<'a> {
+    fn of<S: ModelSection<Config = C>, C: ModelConfig>(
+        config: &RunConfig<S>,
+        weights: &Weights<'a, C>,
+    ) -> Result<Self> {
+        let is_fp8 = config.training.precision == Precision::Fp8;
+        Ok(Self {
+            is_fp8,
+            float8: config.float8(weights.dims()),
+            notes: notes_on_files(config, weights)?,
+            histories: weights.histories,
+            input_scales: if is_fp8 { weights.input_scales()? } else { vec![] },
+        })
+    }
+
+    /// Applies FP8 if the configuration enables it.
+    fn apply<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+        self,
+        model: M,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<M> {
+        set_default_config::<B>(device, None)?;
+        if !self.is_fp8 {
+            self.notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
+            return Ok(model);
+        }
+        // Strict mode panics in the GEMM; a run reports an error instead.
+        let (model, summary) = self.float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
+        writeln!(out, "{summary}")?;
+        self.notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
+        set_input_scales::<B, _>(&model, &self.input_scales)?;
+        if let Some(histories) = self.histories {
+            histories.restore::<B, _>(&model)?;
+        }
+        Ok(model)
+    }
 }
 
 /// Notes on differences between a run and the FP8 folder of its parameters.

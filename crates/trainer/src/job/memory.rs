@@ -46,9 +46,6 @@ pub struct MemoryEstimate {
     pub ranks: usize,
     /// Parts of the memory.
     pub parts: Vec<MemoryPart>,
-    /// Bytes of the whole model in f32, which each of several ranks holds before the first step; 0
-    /// in a single process.
-    pub whole: u64,
 }
 
 impl MemoryEstimate {
@@ -57,9 +54,9 @@ impl MemoryEstimate {
         std::array::from_fn(|moment| self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.bytes[moment])))
     }
 
-    /// Peak bytes, including the time before the first step.
+    /// Peak bytes.
     pub fn peak(&self) -> u64 {
-        self.moments().into_iter().fold(self.whole, u64::max)
+        self.moments().into_iter().fold(0, u64::max)
     }
 
     /// Largest size of a part.
@@ -80,11 +77,7 @@ impl fmt::Display for MemoryEstimate {
             bytes.iter().try_for_each(|bytes| write!(f, "  {:>15.3}", *bytes as f64 / unit))
         };
         self.parts.iter().try_for_each(|part| line(part.name, part.bytes))?;
-        line("in all", self.moments())?;
-        match self.whole {
-            0 => Ok(()),
-            whole => write!(f, "\nbefore the first step, the whole model in f32: {:.3}", whole as f64 / unit),
-        }
+        line("in all", self.moments())
     }
 }
 
@@ -263,9 +256,10 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
         _ => 0.0,
     };
     // Copies made by an exchange of gradients: three on the CPU, two of them in MPI; two on a
-    // device.
+    // device. While ranks sum a shard's gradient, the next one is computed.
     let exchanged = plan.largest_gradient.max(plan.joined_gradients) as f64 * if ranks > 1 { 1.0 } else { 0.0 };
-    let reduced = exchanged * if is_host { 3.0 } else { 2.0 };
+    let in_flight = if mesh.shard > 1 { plan.largest_gradient } else { 0 };
+    let reduced = exchanged * if is_host { 3.0 } else { 2.0 } + in_flight as f64;
     let earlier = if training.grad_accumulation > 1 { gradients } else { 0.0 };
     let gradients = match optimizer.in_backward {
         true => [0.0, gradients - (tables - head), gradients, tables],
@@ -295,5 +289,5 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     // Values beyond 64 bits saturate.
     let parts = parts.map(|(name, bytes)| MemoryPart { name, bytes: bytes.map(|bytes| bytes as u64) });
     let parts = parts.into_iter().filter(|part| part.bytes != [0; 4]).collect();
-    Ok(MemoryEstimate { ranks, parts, whole: if ranks > 1 { plan.whole } else { 0 } })
+    Ok(MemoryEstimate { ranks, parts })
 }

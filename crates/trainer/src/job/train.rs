@@ -11,7 +11,7 @@ use burn_float8::{Float8Error, Float8Stack};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend};
 
-use super::build_model::{adapt, check_storage, compute_dtype, dimensions, prepare, shard};
+use super::build_model::{adapt, check_storage, compute_dtype, dimensions, prepare, prepare_outline, shard, stored};
 use super::config::RunConfig;
 use super::finish::{Outcome, finish};
 use super::text::Text;
@@ -80,6 +80,10 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     log_header::model(config, selected, computed, &dims, &text.tokenizer, out)?;
 
     let weights = all_or_none(&comm, "the weights", Weights::open(config, saved, dims.clone()))?;
+    if ranks > 1 {
+        let digests = all_or_none(&comm, "the weights", weights.digests(config))?;
+        comm.agree("the weights", &digests)?;
+    }
     let announced = memory::announce::<B, A::Trained<B>>(config, &dims, ranks, (selected, device), out);
     all_or_none(&comm, "the memory", announced)?;
     let checkpoints =
@@ -99,7 +103,10 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     if done == steps.get() {
         writeln!(out, "finished: all {steps} steps are done; `--steps` asks for more")?;
     }
-    let model = prepare::<A, B>(config, weights, device, &progress, out);
+    let (model, weights) = match ranks {
+        1 => (prepare::<A, B>(config, weights, device, &progress, out), None),
+        _ => (prepare_outline::<A, B>(config, &weights, device, out), Some(weights)),
+    };
     let model = all_or_none(&comm, "the model", model)?.with_compute_dtype(dtype);
     let resolved = config.to_toml()?;
     // A new run replaces the file in its folder.
@@ -121,7 +128,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
         progress: progress.clone(),
         out,
     };
-    let ready = Ready { config, saved, comm: &comm, text: &text, is_chat, batches, run };
+    let ready = Ready { config, saved, comm: &comm, text: &text, is_chat, weights, batches, run };
     match &config.lora {
         None => {
             // FP8-only weights are frozen, so nothing could be trained.
@@ -138,13 +145,15 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
 }
 
 /// A run, and what its model needs before the first step.
-struct Ready<'a, S, B: AutodiffBackend> {
+struct Ready<'a, S: ModelSection, B: AutodiffBackend> {
     /// Configuration with a known number of steps.
     config: &'a RunConfig<S>,
     saved: Option<&'a SavedRun>,
     comm: &'a Communicator,
     text: &'a Text,
     is_chat: bool,
+    /// Weights that several ranks load after they have divided the model.
+    weights: Option<Weights<'a, S::Config>>,
     batches: TrainBatches,
     run: Run<'a, B>,
 }
@@ -156,9 +165,13 @@ impl<S: ModelSection, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Rea
         A: TrainableModel<Section = S>,
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
-        let Self { config, saved, run, .. } = self;
+        let Self { config, saved, comm, weights, run, .. } = self;
         log_header::trainable(config, &model, run.out)?;
-        let (model, ranks) = shard::<B, _, _>(config, model, self.comm, run.out)?;
+        let (mut model, ranks) = shard::<B, _, _>(config, model, comm, run.out)?;
+        if let Some(weights) = weights {
+            let loaded = weights.load_shards::<B, _>(model, stored::<B, _>(config, run.device), &run.progress, run.out);
+            model = all_or_none(comm, "the model", loaded)?;
+        }
         let mut steps = Steps::new(config.steps(), model, self.batches, ranks)?;
         if let Some(saved) = saved {
             steps = steps.resume(saved)?;

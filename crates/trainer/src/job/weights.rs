@@ -5,18 +5,22 @@ use std::io::Write;
 
 use anyhow::{Result, bail};
 use burn::module::AutodiffModule;
-use burn::tensor::DType;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{DType, Shape, TensorData, TensorMetadata};
 use burn_float8::report::LayerState;
+use burn_float8::shard_hooks::{Change, NamedParam, map_params};
 use burn_float8::{Float8Config, Float8Stack, Float8State};
+use float8_shard::{Sharded, ShardedParameter};
 
 use super::config::RunConfig;
-use crate::ProgressLine;
-use crate::checkpoint::{ASSETS, SavedRun};
+use crate::checkpoint::{ASSETS, SavedRun, SavedTensors};
 use crate::config::TrainingSection;
 use crate::freeze::freeze;
 use crate::hf::{Checkpoint, base};
-use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection};
+use crate::lora_model::{is_adapter, name_in_base};
+use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection, initial_values};
+use crate::{Progress, ProgressLine};
 
 /// Files or seed of a model's parameters.
 pub struct Weights<'a, C> {
@@ -145,5 +149,119 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             Some(saved) => saved.load_parameters(model, &mut |_| ())?,
             None => model,
         })
+    }
+
+    /// Digests of the tensor files of a Hugging Face folder, as text; empty without one.
+    pub(super) fn digests<S: ModelSection<Config = C>>(&self, config: &RunConfig<S>) -> Result<String> {
+        match (self.checkpoint(), config.model.hf_path()) {
+            (Some(_), Some(folder)) => Ok(format!("{:#?}", base::of_folder(folder)?)),
+            _ => Ok(String::new()),
+        }
+    }
+
+    /// The model without its parameters: each is one zero, expanded to its shape. Matrices have the
+    /// dtype `matrices`.
+    ///
+    /// # Errors
+    /// An invalid dimension; names to freeze that match no parameter.
+    pub(super) fn outline<B: AutodiffBackend, M: CausalLm<B, Config = C> + AutodiffModule<B>>(
+        &self,
+        device: &B::Device,
+        matrices: DType,
+    ) -> Result<M> {
+        let model = map_params::<B, M>(M::new(self.dims.clone(), device)?, |param| {
+            let rank = param.shape.num_dims();
+            let dtype = if rank >= 2 { matrices } else { DType::F32 };
+            let zero = B::float_zeros(Shape::from(vec![1; rank]), &param.device, dtype.into());
+            Change::Loaded(B::float_expand(zero, param.shape.clone()))
+        });
+        Ok(freeze(model, self.training)?)
+    }
+
+    /// Loads this rank's rows into `model`, an [outline](Self::outline) that is sharded. Besides the
+    /// rows, one parameter at a time is in memory. Adapters stay.
+    ///
+    /// # Errors
+    /// The errors of [`load`](Self::load).
+    pub(super) fn load_shards<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+        self,
+        model: M,
+        matrices: DType,
+        progress: &ProgressLine,
+        out: &mut dyn Write,
+    ) -> Result<M> {
+        let mut source = match &self.source {
+            Source::Saved(saved) => Values::Saved(saved.parameters()?),
+            Source::HuggingFace(checkpoint) => Values::HuggingFace(checkpoint),
+            Source::Seed(seed) => Values::Seed(&self.dims, *seed),
+        };
+        let mut trained = self.trained.map(SavedRun::parameters).transpose()?.map(Values::Saved);
+        let mut parameters = Sharded::parameters::<B, _>(&model).into_iter();
+        let mut done = Progress { bytes: 0, total_bytes: 4 * self.dims.size().num_params as u64 };
+        // A walk cannot stop early. After the first failure it changes nothing.
+        let mut failure = Ok(());
+        let model = progress.track("loaded", out, |progress| {
+            map_params::<B, _>(model, |param| {
+                let whole = parameters.next().expect("both walks are of the same model");
+                let (name, old) = (name_in_base(&whole.name), param.float());
+                let Some(old) = old.filter(|_| failure.is_ok() && !is_adapter(&whole.name)) else {
+                    return Change::None;
+                };
+                let source = match &mut trained {
+                    Some(trained) if B::float_is_require_grad(&old) => trained,
+                    _ => &mut source,
+                };
+                match source.read::<B>(name, &whole, param) {
+                    Ok(value) => {
+                        done.bytes += 4 * whole.shape.iter().product::<usize>() as u64;
+                        progress(done);
+                        let is_matrix = whole.shape.len() >= 2 && value.dtype() != matrices;
+                        Change::Loaded(if is_matrix { B::float_cast(value, matrices.into()) } else { value })
+                    }
+                    Err(error) => {
+                        failure = Err(error);
+                        Change::None
+                    }
+                }
+            })
+        })?;
+        failure?;
+        [Some(source), trained].into_iter().flatten().try_for_each(|values| match values {
+            Values::Saved(saved) => saved.all_read(),
+            _ => Ok(()),
+        })?;
+        Ok(model)
+    }
+}
+
+/// Parameters that are read one at a time.
+enum Values<'a, C> {
+    Saved(SavedTensors),
+    HuggingFace(&'a Checkpoint),
+    /// Dimensions and seed.
+    Seed(&'a C, u64),
+}
+
+impl<C: ModelConfig> Values<'_, C> {
+    /// A whole parameter, or of a checkpoint the rows of this rank, in f32.
+    fn read<B: Backend>(
+        &mut self,
+        name: &str,
+        whole: &ShardedParameter,
+        param: &NamedParam<'_, B>,
+    ) -> Result<FloatTensor<B>> {
+        let shape = Shape::from(whole.shape.clone());
+        let (values, shape) = match self {
+            Self::HuggingFace(checkpoint) => return checkpoint.tensor::<B>(name, shape, &param.device),
+            Self::Seed(dims, seed) => (initial_values(*dims, *seed, name, &shape), shape),
+            Self::Saved(saved) => {
+                let [begin, end] = whole.rows.unwrap_or([0, shape[0]]);
+                let mut values = saved.rows(name, &shape, begin..end)?;
+                // Padding of a shard.
+                values.resize(param.shape.num_elements(), 0.0);
+                (values, param.shape.clone())
+            }
+        };
+        Ok(B::float_from_data(TensorData::new(values, shape), &param.device))
     }
 }

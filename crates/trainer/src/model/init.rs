@@ -13,8 +13,8 @@
 //! torchtitan's constant standard deviation of 0.02 is about 1/√d_in for the 8B model and too small
 //! for narrow ones.
 
-use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
+use burn::tensor::{Shape, TensorData};
 use burn_float8::shard_hooks::{Change, map_params};
 
 use super::{CausalLm, ModelConfig, ModelSize};
@@ -26,20 +26,24 @@ pub(super) fn init_weights<B: Backend, M: CausalLm<B>>(model: M, seed: u64, prog
     let config = model.config().clone();
     let mut done = Progress { bytes: 0, total_bytes: 4 * config.size().num_params as u64 };
     map_params::<B, M>(model, |param| {
-        let (path, shape) = (param.name(), param.shape.clone());
-        // d_in is the second-last dimension, for experts too. A norm has one dimension.
-        let d_input = if let [.., d_input, _] = shape[..] { d_input } else { 1 };
-        let values = match config.initial_deviation(&path, d_input) {
-            None => vec![1.0; shape.num_elements()],
-            Some(std) => {
-                let rng = Rng::named(seed, &path);
-                rng.truncated_normals(3.0, shape.num_elements(), &|value| (std * value) as f32)
-            }
-        };
+        let values = initial_values(&config, seed, &param.name(), &param.shape);
         done.bytes += size_of_val(&values[..]) as u64;
         progress(done);
-        Change::Loaded(B::float_from_data(TensorData::new(values, shape), &param.device))
+        Change::Loaded(B::float_from_data(TensorData::new(values, param.shape.clone()), &param.device))
     })
+}
+
+/// Initial values of a parameter under `seed`.
+pub(crate) fn initial_values(config: &impl ModelConfig, seed: u64, path: &str, shape: &Shape) -> Vec<f32> {
+    // d_in is the second-last dimension, for experts too. A norm has one dimension.
+    let d_input = if let [.., d_input, _] = shape[..] { d_input } else { 1 };
+    match config.initial_deviation(path, d_input) {
+        None => vec![1.0; shape.num_elements()],
+        Some(std) => {
+            let rng = Rng::named(seed, path);
+            rng.truncated_normals(3.0, shape.num_elements(), &|value| (std * value) as f32)
+        }
+    }
 }
 
 /// Standard deviation as in the module's table; `None` for norms, which start at 1.

@@ -24,6 +24,7 @@ pub use activation_memory::{BatchShape, LayerBytes};
 pub use ext::CausalLmExt;
 pub(crate) use generate::generate;
 pub use generate::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
+pub(crate) use init::initial_values;
 
 use crate::batches::BatchTensors;
 use crate::hf::HfReader;

@@ -118,7 +118,7 @@ fn every_config_file_describes_a_run() {
         let model = config.dimensions().unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
         assert_eq!(
-            name.trim_start_matches("llama3_").trim_end_matches("_8gpus").replace('_', "-"),
+            name.trim_start_matches("llama3_").trim_end_matches("_8gpu").replace('_', "-"),
             config.model.preset.as_deref().unwrap().trim_start_matches("llama3-")
         );
         assert!(config.training.seq_len <= model.dims.max_seq_len, "{name}");

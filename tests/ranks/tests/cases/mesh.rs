@@ -26,8 +26,8 @@ fn sharded(model: Net<B>, config: ShardConfig) -> Training {
     Training::new(model, Some(sharded))
 }
 
-/// Losses of a mesh differ from one rank's by at most three times what a reverse order of the
-/// micro-batches changes on one rank. The first loss differs by its rounding.
+/// Losses of a mesh differ from one rank's by at most what a reverse order of the micro-batches
+/// changes on one rank. The first loss differs by its rounding.
 pub fn is_one_rank() {
     let some = [Recipe::Tensorwise, Recipe::Delayed, Recipe::RowwiseWithGwHp, Recipe::Mxfp8];
     let recipes = if std::env::var_os(ALL).is_some() { &Recipe::ALL[..] } else { &some };
@@ -41,7 +41,10 @@ pub fn is_one_rank() {
         for mesh in MESHES {
             let losses = train(sharded(model(*recipe), config(mesh)));
             assert!((losses[0] - one[0]).abs() <= 1e-5 * one[0], "{recipe} {mesh:?}: {losses:?} and {one:?}");
-            let limit = (3.0 * distance(&reversed)).max(1e-3);
+            let limit = distance(&reversed);
+            if world().rank() == 0 {
+                println!("{recipe} {mesh:?}: {:.2e}, with reversed micro-batches {limit:.2e}", distance(&losses));
+            }
             assert!(distance(&losses) <= limit, "{recipe} {mesh:?}: {} of {limit}", distance(&losses));
         }
         // Gathered weights that are freed, and gradients in bf16.

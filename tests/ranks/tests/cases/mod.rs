@@ -49,6 +49,7 @@ pub const ALL: &[Case] = &[
     well("whole_parameters_load", &[2], training::whole_parameters_load),
     well("gradients_in_bf16", &[2, 3], training::gradients_in_bf16),
     well("gradients_that_wait", &[2, 3], training::gradients_that_wait),
+    well("reduce_scatters_overlap", &[2, 4], training::reduce_scatters_overlap),
     well("gathers_run_ahead", &[2], traffic::gathers_run_ahead),
     well("gathers_of_recomputation", &[2], traffic::gathers_of_recomputation),
     well("bytes_on_the_wire", &[2, 4], traffic::bytes_on_the_wire),

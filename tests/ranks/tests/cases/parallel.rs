@@ -186,7 +186,8 @@ pub fn bytes_of_gathers() {
     ] {
         let one = || {
             let linear = LinearConfig::new(SIZE, SIZE).with_bias(false).init::<B>(&device);
-            Float8Config::new(recipe).apply(One { linear }).unwrap().0
+            let weight = linear.weight.map(|_| random(5).detach().require_grad());
+            Float8Config::new(recipe).apply(One { linear: Linear { weight, ..linear } }).unwrap().0
         };
         let plan: ParallelPlan = vec![("linear".into(), TensorStyle::Colwise)];
         let [(first, _), (second, _)] = [one(), one()].map(|one| TensorParallel::apply(one, &comm, &plan).unwrap());

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Recipe;
 use float8_shard::{Operation, ReduceDtype, Reshard, ShardConfig, Sharded};
-use ranks::{B, Training, batch, model, tied_model};
+use ranks::{B, Net, Training, batch, model, tied_model};
 
 use super::world;
 
@@ -69,26 +69,64 @@ pub fn gradients_in_bf16() {
     assert!(exchanged.sent > 0);
 }
 
-/// Accumulated gradients are exchanged with the next ones, with one call per weight.
-pub fn gradients_that_wait() {
-    struct Read(GradientsParams, Vec<Vec<f32>>);
-    impl ModuleVisitor<B> for Read {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if Sharded::is_shard(&param.val()) {
-                let gradient = self.0.remove::<<B as AutodiffBackend>::InnerBackend, D>(param.id).expect("a gradient");
-                self.1.push(gradient.into_data().to_vec().unwrap());
-            }
+struct Read(GradientsParams, Vec<Vec<f32>>);
+
+impl ModuleVisitor<B> for Read {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if Sharded::is_shard(&param.val()) {
+            let gradient = self.0.remove::<<B as AutodiffBackend>::InnerBackend, D>(param.id).expect("a gradient");
+            self.1.push(gradient.into_data().to_vec().unwrap());
         }
     }
+}
+
+/// Gradients of the shards.
+fn shards(model: &Net<B>, grads: GradientsParams) -> Vec<Vec<f32>> {
+    let mut read = Read(grads, vec![]);
+    model.visit(&mut read);
+    read.1
+}
+
+/// Gradients of a step are the ones without a step, bit for bit. Backward starts all
+/// reduce-scatters and leaves the last in flight.
+pub fn reduce_scatters_overlap() {
+    let comm = world();
+    for reduce_dtype in [ReduceDtype::F32, ReduceDtype::Bf16] {
+        let config = ShardConfig { reduce_dtype, ..ShardConfig::default() };
+        let (model, sharded) = Sharded::apply(tied_model(Recipe::Tensorwise), &comm, config).unwrap();
+        let pass = |number: usize| {
+            let loss = model.loss(batch(number * comm.world_size() + comm.rank(), &Default::default()));
+            GradientsParams::from_grads(loss.backward(), &model)
+        };
+        let expected = [0, 1].map(|number| shards(&model, pass(number)));
+        // Each of two passes of a step.
+        sharded.precompute_scales(&model);
+        for (number, expected) in expected.iter().enumerate() {
+            let mut grads = pass(number);
+            // These are the gradients of no part of the model, so the sums stay for later.
+            sharded.wait_for_gradients(&model, &mut GradientsParams::new()).unwrap();
+            sharded.wait_for_gradients(&model, &mut grads).unwrap();
+            assert_eq!(shards(&model, grads), *expected, "{reduce_dtype:?}");
+        }
+        // A step that nobody has ended is forgotten by the next.
+        assert!(shards(&model, pass(1)).iter().flatten().all(|x| *x == 0.0), "backward has waited");
+        sharded.precompute_scales(&model);
+        let mut grads = pass(0);
+        sharded.reduce_gradients(&model, &mut grads).unwrap();
+        assert_eq!(shards(&model, grads), expected[0], "{reduce_dtype:?}");
+    }
+}
+
+/// Accumulated gradients are exchanged with the next ones, with one call per weight.
+pub fn gradients_that_wait() {
     let comm = world();
     let (model, sharded) = Sharded::apply(model(Recipe::Tensorwise), &comm, ShardConfig::default()).unwrap();
     let gradients = |number, requires_sync| {
         sharded.set_requires_gradient_sync(requires_sync);
         let before = comm.traffic();
         let loss = model.loss(batch(number * comm.world_size() + comm.rank(), &Default::default()));
-        let mut read = Read(GradientsParams::from_grads(loss.backward(), &model), vec![]);
-        model.visit(&mut read);
-        (read.1, comm.traffic().since(&before).operation(Operation::ReduceScatterSum).calls)
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        (shards(&model, grads), comm.traffic().since(&before).operation(Operation::ReduceScatterSum).calls)
     };
     let [(first, calls), (second, _)] = [0, 1].map(|number| gradients(number, true));
     assert_eq!(calls, first.len() as u64);
