@@ -10,7 +10,7 @@ use super::memory::{Global, LOCAL, SHARED, Shared, shared_parts, space_of};
 use super::operand::{Addr, Space};
 use super::tensor_memory::Tensor;
 use super::tma::TensorMap;
-use super::warpgroup::Warpgroup;
+use super::warpgroup::{Held, Warpgroup};
 
 /// Reason why a lane does not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,6 +107,8 @@ pub(crate) struct Warp {
     pub in_flight: Vec<u32>,
     /// Pending copies: register and accumulator.
     pub moved: Vec<(u32, u32)>,
+    /// Registers of A in flight.
+    pub held: Vec<Held>,
     /// Loads of tensor memory without a wait yet: registers and first column.
     pub tensor_loads: Vec<(Vec<u32>, usize)>,
     /// Lanes that waited for tcgen05 without a fence since, and lanes that read without a fence

@@ -34,6 +34,14 @@ pub(crate) struct Accumulators {
     pub taken: [bool; 4],
 }
 
+/// Register of A in flight: its values when the operation was issued, and the operation.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub register: u32,
+    pub values: Lanes,
+    pub until: u64,
+}
+
 /// State of a warpgroup.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warpgroup {

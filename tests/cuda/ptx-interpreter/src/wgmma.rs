@@ -1,6 +1,6 @@
 //! `wgmma`: the warps of a warpgroup issue together. A wait reads the operands from shared memory
 //! and writes the accumulators; operands may also be read at a random earlier time. Until the wait,
-//! accumulators in flight hold NaN.
+//! accumulators in flight hold NaN, and registers of A must keep their values.
 //!
 //! Products are exact; [`Accumulator`] describes their addition to the f32 accumulator.
 
@@ -12,7 +12,7 @@ use super::state::{Cluster, Machine, Wait, Warp};
 use super::table::Op;
 use super::tensor_memory::Matrix;
 use super::tma::element;
-use super::warpgroup::{Accumulators, Gathered, Issued};
+use super::warpgroup::{Accumulators, Gathered, Held, Issued};
 
 /// Poison of a register in flight.
 const IN_FLIGHT: u64 = 0x7fff_dead;
@@ -122,6 +122,10 @@ impl Machine<'_> {
         }
         warp.issued += 1;
         let issued = warp.issued;
+        if from_registers {
+            let held = |a: &u32| Held { register: *a, values: warp.registers[*a as usize], until: issued };
+            warp.held.extend(op.a.iter().map(held));
+        }
         if group.arrived != [true; 4] {
             return Ok(Flow::Then(u32::MAX, Wait::Warpgroup { issued }));
         }
@@ -178,6 +182,10 @@ impl Machine<'_> {
 
     /// Completes all operations up to number `until` and gives the warp its accumulators.
     fn complete(&mut self, cluster: &mut Cluster, rank: usize, warp: &mut Warp, until: u64) -> Result<(), String> {
+        if warp.held.iter().any(|held| held.until <= until && held.values != warp.registers[held.register as usize]) {
+            return Err("a register of A was overwritten while wgmma had it in flight".into());
+        }
+        warp.held.retain(|held| held.until > until);
         let index = warp.id / 4;
         let Some(group) = cluster.blocks[rank].warpgroups.get_mut(index) else { return Ok(()) };
         let queue = std::mem::take(&mut group.queue);

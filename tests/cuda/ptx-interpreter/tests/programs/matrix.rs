@@ -18,6 +18,9 @@ const PLAIN: Layout =
 const SWIZZLED: Layout =
     Layout(3 << 62 | 1 << 16 | (256 >> 4) << 32, |row, byte| row * 32 + (byte ^ if row % 8 >= 4 { 16 } else { 0 }));
 
+/// Rows of 32 bytes, which threads load to registers.
+const ROWS: Layout = Layout(0, |row, byte| row * 32 + byte);
+
 /// Steps of K, each with 64 rows of two bytes that are swizzled by the step. Eight steps are 1024
 /// bytes; the next 64 rows follow 16 steps.
 const COLUMNS: Layout = Layout(1 << 62 | (2048 >> 4) << 16 | (1024 >> 4) << 32, |row, byte| {
@@ -51,6 +54,14 @@ fn wgmma(product: Product, seed: u64) -> Result<(), String> {
         |format: fn(usize) -> String, separator| registers.clone().map(format).collect::<Vec<_>>().join(separator);
     let (names, ones) = (all(|i| format!("%f{i}"), ", "), all(|i| format!("mov.f32 %f{i}, 0f3F800000;"), " "));
     let stores = all(|i| format!("st.global.f32 [%d6+{}], %f{i};", (i - 10) * 4), " ");
+    let (a, load) = if layouts[0].0 == ROWS.0 {
+        let load = "and.b32 %r5, %r1, 96; shl.b32 %r5, %r5, 4; and.b32 %r6, %r1, 28; shl.b32 %r6, %r6, 3; add.u32 %r5, %r5, %r6;
+            and.b32 %r6, %r1, 3; shl.b32 %r6, %r6, 2; add.u32 %r5, %r5, %r6; add.u32 %r5, %r5, %r3; ld.shared.u32 %r20, [%r5];
+            ld.shared.u32 %r21, [%r5+256]; ld.shared.u32 %r22, [%r5+16]; ld.shared.u32 %r23, [%r5+272];";
+        ("{%r20, %r21, %r22, %r23}", load)
+    } else {
+        ("%d8", "")
+    };
     let copies = (0..64).step_by(16).map(|i| format!(
         "ld.global.v4.u32 {{%r10, %r11, %r12, %r13}}, [%d4+{i}]; st.shared.v4.u32 [%r4+{i}], {{%r10, %r11, %r12, %r13}};"
     ));
@@ -58,9 +69,9 @@ fn wgmma(product: Product, seed: u64) -> Result<(), String> {
     let body = format!(
         ".shared .align 1024 .b8 s[8192]; mov.u32 %r1, %tid.x; ld.param.u64 %d1, [f_param_0]; ld.param.u64 %d2, [f_param_1];
         shl.b32 %r2, %r1, 6; cvt.u64.u32 %d3, %r2; add.s64 %d4, %d1, %d3; mov.u32 %r3, s; add.u32 %r4, %r3, %r2; {}
-        fence.proxy.async.shared::cta; bar.sync 0; {ones} cvt.u64.u32 %d7, %r3; shr.u64 %d7, %d7, 4; or.b64 %d8, %d7, {};
+        fence.proxy.async.shared::cta; bar.sync 0; {load} {ones} cvt.u64.u32 %d7, %r3; shr.u64 %d7, %d7, 4; or.b64 %d8, %d7, {};
         add.s64 %d7, %d7, 128; or.b64 %d9, %d7, {}; wgmma.fence.sync.aligned; {{ .reg .pred p; setp.ne.b32 p, 1, 0;
-        wgmma.mma_async.sync.aligned.m64n{n}{types} {{{names}}}, %d8, %d9, p, {flags}; }} wgmma.commit_group.sync.aligned; {wait}
+        wgmma.mma_async.sync.aligned.m64n{n}{types} {{{names}}}, {a}, %d9, p, {flags}; }} wgmma.commit_group.sync.aligned; {wait}
         mul.wide.u32 %d6, %r1, {}; add.s64 %d6, %d2, %d6; {stores}",
         copies.collect::<String>(), layouts[0].0, layouts[1].0, 2 * n
     );
@@ -122,6 +133,21 @@ fn wgmma_reads_columns() {
     assert!(wgmma(product([COLUMNS, COLUMNS], "1, 1, 1, 0"), 0).is_err());
     let error = wgmma(product([PLAIN, SWIZZLED], "1, 1, 1, 0"), 0).unwrap_err();
     assert!(error.contains("not modelled"), "{error}");
+}
+
+/// Rows of A in registers, which may be copied but not changed before the wait.
+#[test]
+fn wgmma_takes_registers_of_a() {
+    let product = |b, flags, wait| {
+        wgmma(Product { n: 72, form: ["k16.f32.bf16.bf16", flags], size: 2, layouts: [ROWS, b], wait }, 0)
+    };
+    product(SWIZZLED, "1, 1, 0", ALL_DONE).unwrap();
+    product(COLUMNS, "1, 1, 1", "mov.b32 %r30, %r20; wgmma.wait_group.sync.aligned 0; mov.b32 %r20, 1;").unwrap();
+    for change in ["mov.b32 %r23, 1;", "add.u32 %r20, %r20, 1;", "ld.shared.u32 %r21, [%r5];"] {
+        let early = format!("{change} {ALL_DONE}").leak();
+        let error = product(COLUMNS, "1, 1, 1", early).unwrap_err();
+        assert!(error.contains("register of A"), "{change}: {error}");
+    }
 }
 
 #[test]
