@@ -13,7 +13,7 @@ use burn_float8::{
     grouped_linear, report,
     report::{Gemm, Role},
 };
-use checks::{Element, Factor, products};
+use kernel_tests::{Element, Factor, products};
 use test_data::{panic_of, transpose};
 
 use crate::on_cpu_and_wgpu;

@@ -1,7 +1,7 @@
 //! The scalar reference against torch's casts and torchao's scales, codes and values, bit for bit.
 
-use checks::{CastVector, mx_vectors, quantize_vectors};
 use float8_kernels::{Format, Granularity, InvScale, Scale, ScaleMode, mx, reference};
+use kernel_tests::{CastVector, mx_vectors, quantize_vectors};
 use test_data::{Golden, transpose};
 
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];

@@ -7,12 +7,12 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use checks::{Case, Goldens, Size, poison, visit, visit_goldens};
 use cubecl::prelude::*;
 use cubecl::wgpu::{
     AutoGraphicsApi, GraphicsApi, RuntimeOptions, WgpuDevice, WgpuRuntime, WgpuSetup, init_device, init_setup,
 };
 use float8_kernels::{GemmConfig, GemmPath, Granularity, gemm_path};
+use kernel_tests::{Case, Goldens, Size, poison, visit, visit_goldens};
 
 /// The machine's default wgpu device. `None` without one.
 static SETUP: LazyLock<Option<WgpuSetup>> = LazyLock::new(|| {
