@@ -6,7 +6,7 @@ use burn_float8::{
     FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, StatisticsConfig,
     config::{
         AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackTo, Format, Granularity, Operand,
-        ScaleCalculationMode, ScaleMode, ScalingType,
+        ScaleCalculationMode, ScaleMode, ScalingType, Untagged,
     },
     report::{Gemm, Summary},
 };
@@ -100,6 +100,7 @@ fn files_say_all_that_code_can() {
             "num_layers_at_end_in_high_precision": 2,
             "overrides": [{ "fqns": ["*.q"], "config": { "recipe": "mxfp8", "scale_calculation_mode": "even" } }],
             "strict": true,
+            "untagged": "error",
             "statistics": { "every_n_steps": 10, "compare": ["rowwise"] },
             "fallback": { "min_sqnr_db": 20.0, "to": "rowwise" }
         }"#,
@@ -133,12 +134,17 @@ fn files_say_all_that_code_can() {
             Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(ScaleCalculationMode::Even),
         )
         .with_strict(true)
+        .with_untagged(Untagged::Error)
         .with_statistics(StatisticsConfig::every(10).with_compare([Recipe::Rowwise]))
         .with_fallback(fallback);
     assert_eq!(config, built);
     // Written and read back, the configuration is equal.
     for config in [built, Float8Config::default(), Float8Config::new(Recipe::RowwiseWithGwHp)] {
         assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
+    }
+    for (name, untagged) in [("high_precision", Untagged::HighPrecision), ("default", Untagged::Default)] {
+        let read = parse(&format!(r#"{{ "untagged": "{name}" }}"#)).unwrap();
+        assert_eq!(read, Float8Config::default().with_untagged(untagged));
     }
     // The two weight casts differ in this recipe, so setting one leaves the other unchanged.
     let gw_hp = parse(

@@ -2,4 +2,3 @@
 mod casts;
 mod cuda_offline;
 mod fused;
-mod saved;

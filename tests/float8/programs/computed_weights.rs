@@ -34,7 +34,7 @@ fn assert_runs_in_float8(model: &Mlp<B>, what: &str) {
     assert_eq!(Float8State::export(model).step, STEPS, "{what}");
 }
 
-/// `‖wᵀ·w − 1‖²`
+/// `‖wᵀ·w − 1‖²`, and a product of two weights, as a regularizer of LoRA reads it.
 #[test]
 fn orthogonality_penalty() {
     for config in configs() {
@@ -45,8 +45,10 @@ fn orthogonality_penalty() {
             let gram = w.clone().transpose().matmul(w);
             (gram - Tensor::eye(n, &Default::default())).powf_scalar(2.0).mean()
         };
-        let (model, losses) =
-            train(model, 0..STEPS, |m, _| to_target(m.forward(x())) + (penalty(&m.first) + penalty(&m.second)) * 0.1);
+        let (model, losses) = train(model, 0..STEPS, |m, _| {
+            let product = m.first.weight.val().matmul(m.second.weight.val()).powf_scalar(2.0).mean();
+            to_target(m.forward(x())) + (penalty(&m.first) + penalty(&m.second) + product) * 0.1
+        });
         assert!(losses[4] < losses[0], "{losses:?}");
         assert_runs_in_float8(&model, &format!("{config:?}"));
     }
@@ -121,7 +123,8 @@ fn products_of_gradients_are_not_counted() {
     assert_eq!(counters(&model), before);
 }
 
-/// Adding a frozen copy's weight does not begin a new step.
+/// Adding a frozen copy's weight, as a merged LoRA does, does not begin a new step. The computed
+/// weight is cast once a step and has a history.
 #[test]
 fn interpolated_weights() {
     let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed), Mlp::new());
@@ -131,6 +134,11 @@ fn interpolated_weights() {
         let h = linear(x(), w, m.first.bias.as_ref().map(|b| b.val()));
         to_target(m.second.forward(burn::tensor::activation::relu(h)))
     });
-    assert_eq!(Float8State::export(&model).step, STEPS);
-    assert_eq!(float8_calls(layer(&own_report(&model), "first")), [STEPS, 0, STEPS]);
+    let state = Float8State::export(&model);
+    assert_eq!(state.step, STEPS);
+    let history = &state.layers["first"].weight.as_ref().expect("delayed").history;
+    assert_eq!(history.iter().filter(|amax| **amax > 0).count() as u64, STEPS - 1, "the last step is not over");
+    let report = own_report(&model);
+    let first = layer(&report, "first");
+    assert_eq!((float8_calls(first), first.casts[1]), ([STEPS, 0, STEPS], STEPS));
 }

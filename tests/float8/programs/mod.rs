@@ -10,7 +10,6 @@ mod graphs;
 mod grouped_linear;
 mod gru;
 mod learner;
-mod lora;
 mod modules;
 mod monitoring;
 mod nodes;
