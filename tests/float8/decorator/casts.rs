@@ -134,28 +134,6 @@ fn layers_are_freed_with_their_model() {
     }
 }
 
-/// A residual sum passes one dy to two layers. Each must still find its own weight gradient.
-#[test]
-fn layers_that_share_an_output_gradient_are_told_apart() {
-    let device = Default::default();
-    let linear = || LinearConfig::new(D, D).with_bias(false).init::<B>(&device);
-    let apply = |l: Linear<B>| Float8Config::tensorwise().apply(l).unwrap().0;
-    let (a, b) = (apply(linear()), apply(linear()));
-    let calls = |l: &Linear<B>| {
-        let l = report(l).layers.remove(0);
-        [l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated]
-    };
-    for (step, tracked) in [true, false].into_iter().enumerate() {
-        let [h, raw] = [1, 2].map(|seed| tensor::<B, 2>(normal(4 * D, seed), [4, D]));
-        let raw = if tracked { raw.require_grad() } else { raw };
-        let y = b.forward(raw) + a.forward(h.require_grad());
-        y.sum().backward();
-        let steps = step as u64 + 1;
-        assert_eq!(calls(&a), [steps; 3], "tracked {tracked}");
-        assert_eq!(calls(&b), [steps, 1, steps], "tracked {tracked}: dgrad only where raw needs it");
-    }
-}
-
 #[test]
 fn tags_survive_module_operations() {
     let model = applied(1);

@@ -8,7 +8,6 @@ mod evaluation;
 mod frozen;
 mod graphs;
 mod grouped_linear;
-mod gru;
 mod learner;
 mod modules;
 mod monitoring;

@@ -43,32 +43,20 @@ fn transformer_decoder() {
     assert_falls(&losses);
 }
 
-#[derive(Module, Debug)]
-struct ConvNet<B: Backend> {
-    conv: Conv2d<B>,
-    pool: AdaptiveAvgPool2d,
-    head: Linear<B>,
-}
-
+/// GRU multiplies by `Tensor::matmul`, which the option runs like a linear.
 #[test]
-fn convolutions_with_a_linear_head() {
-    let device = Default::default();
-    let model = ConvNet {
-        conv: Conv2dConfig::new([1, 4], [3, 3]).with_padding(PaddingConfig2d::Same).init(&device),
-        pool: AdaptiveAvgPool2dConfig::new([2, 2]).init(),
-        head: LinearConfig::new(16, 4).init(&device),
-    };
-    let model: ConvNet<B> = applied(&Float8Config::tensorwise().with_strict(true), model);
-    let kernel = model.conv.weight.val();
-    let (model, losses) = train(model, 0..STEPS, |m, _| {
-        let images = tensor::<B, 4>([BATCH, 1, 6, 6], 94);
-        let features = m.pool.forward(activation::relu(m.conv.forward(images)));
-        to_target(m.head.forward(features.flatten::<2>(1, 3)))
-    });
-    assert_all_in_float8(&model, &["head"], STEPS);
+fn gru() {
+    let config = Float8Config::from(Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true)).with_strict(true);
+    let model = GruConfig::new(D, 8, true).with_reset_after(false).init::<B>(&Default::default());
+    let (model, losses) = train(applied(&config, model), 0..STEPS, |m, _| to_target(m.forward(x(), None)));
     assert_falls(&losses);
-    let moved = (model.conv.weight.val() - kernel).abs().max().into_scalar();
-    assert!(moved > 1e-3, "the convolution learns too: {moved}");
+    let report = own_report(&model);
+    assert_eq!(report.layers.len(), 6);
+    for l in &report.layers {
+        assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [STEPS * TOKENS as u64; 2], "{}", l.name);
+        assert_eq!((l.totals().high_precision, l.weight_matmuls), (0, 0), "{}", l.name);
+    }
+    report.verify().unwrap();
 }
 
 /// Linears with weights and biases: `apply` initializes parameters in the order of a plain module

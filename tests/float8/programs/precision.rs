@@ -144,38 +144,6 @@ fn disabled_linears_leave_no_statistics() {
     }
 }
 
-/// One after the other, with a penalty that saves the weight too, in more uses than a record of
-/// matmuls holds, and by matmul.
-#[test]
-fn uses_of_a_weight_keep_the_precision_of_their_forward() {
-    let config = Float8Config::from(Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true));
-    let new = || applied::<B, Linear<B>>(&config, LinearConfig::new(D, D).init(&Default::default()));
-    let counts = |l: &Linear<B>| {
-        let l = layer_of(l, "linear");
-        [float8_calls(&l), high_precision_calls(&l)]
-    };
-    let input = || x::<B>(1).require_grad();
-    for is_before in [true, false] {
-        let l = new();
-        let penalty = || l.weight.val().powf_scalar(2.0).sum();
-        let before = is_before.then(penalty);
-        let y = float8_autocast(false, || l.forward(input())).sum();
-        (y + before.unwrap_or_else(penalty)).backward();
-        assert_eq!(counts(&l), [[0; 3], [1; 3]], "{is_before}");
-    }
-    for is_on in [true, false] {
-        let l = new();
-        let y = (0..1100).fold(input(), |x, _| float8_autocast(is_on, || l.forward(x).tanh()));
-        let y = float8_autocast(is_on, || y.matmul(l.weight.val()));
-        float8_autocast(!is_on, || y.sum().backward());
-        let mut want = [[1101; 3], [0; 3]];
-        if !is_on {
-            want.reverse();
-        }
-        assert_eq!(counts(&l), want);
-    }
-}
-
 /// Off on this thread and FP8 on the other, at the same time on the same model.
 #[test]
 fn autocast_switches_off_in_one_thread_of_two() {

@@ -1,4 +1,4 @@
-//! The fusion stream: same bits as without fusion, and threads that share a weight.
+//! Threads that share a weight, with fusion and without.
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::module::linear;
@@ -8,30 +8,6 @@ use crate::on_every_runtime;
 use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::{Eager, Fused, has_wgpu};
-
-/// Linears between element-wise chains, which the fused backend compiles into single kernels.
-fn chain<B: Float8Backend>() -> [Vec<f32>; 3] {
-    type A<B> = Float8<Autodiff<B>>;
-    let x = tensor::<A<B>, 2>(normal(16 * 64, 1), [16, 64]).require_grad();
-    let w1 = tensor::<A<B>, 2>(normal(64 * 32, 2), [64, 32]).require_grad();
-    let w2 = tensor::<A<B>, 2>(normal(32 * 16, 3), [32, 16]).require_grad();
-    let h = linear(x.clone() * 0.5 + 1.0, w1.clone(), None) * 0.125;
-    let h = (h.clone() * 0.25 + 0.5) * h;
-    let y = linear(h, w2, None);
-    let grads = (y.clone() * 3.0 - 1.0).mean().backward();
-    [values(y), values(x.grad(&grads).unwrap()), values(w1.grad(&grads).unwrap())]
-}
-
-#[test]
-fn fused_and_unfused_agree() {
-    if !has_wgpu() {
-        return;
-    }
-    let (fused, eager) = (chain::<Fused>(), chain::<Eager>());
-    for ((name, fused), eager) in ["y", "dx", "dw"].iter().zip(&fused).zip(&eager) {
-        assert_eq!(fused, eager, "{name}");
-    }
-}
 
 fn threads_on<B: Float8Backend>(runtime: &str) {
     type F<B> = Float8<B>;
