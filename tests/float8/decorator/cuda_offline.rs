@@ -51,7 +51,7 @@ struct Launched {
     own: usize,
     /// Launches of float8-kernels before which the host copies something to the device.
     uploads: usize,
-    /// Launches of Burn's kernels before which it does.
+    /// The same for Burn's kernels.
     burn_uploads: usize,
     /// Memory allocations in the whole step.
     allocations: usize,
