@@ -163,7 +163,9 @@ fn a_merged_model_trains() {
 /// Adapters created, attached and merged without autodiff can train later, and so can the model.
 #[test]
 fn adapters_made_below_autodiff_train() {
-    let model = Pair::<Float8<crate::support::runtime::Flex>>::new();
+    type Below = Float8<crate::support::runtime::Flex>;
+    let linear = |k, n| LinearConfig::new(k, n).init::<Below>(&Default::default());
+    let model = Pair { q_proj: linear(K, N), lm_head: linear(N, 20) };
     let lora = config().init(&model, 1).unwrap();
     for model in [lora.attach(model.clone(), None), lora.merge(model)] {
         let model = model.train::<T>();
