@@ -1,7 +1,5 @@
 //! Configurations: files, filters, rules between casts, and their errors.
-use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::backend::Backend;
 use burn_float8::{
     FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, StatisticsConfig,
     config::{

@@ -1,5 +1,4 @@
 //! Threads that share a weight, with fusion and without.
-use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::module::linear;
 use burn_float8::{Float8, backend::Float8Backend};
@@ -7,7 +6,6 @@ use burn_float8::{Float8, backend::Float8Backend};
 use crate::on_every_runtime;
 use crate::support::normal;
 use crate::support::operand::{tensor, values};
-use crate::support::runtime::{Eager, Fused, has_wgpu};
 
 fn threads_on<B: Float8Backend>(runtime: &str) {
     type F<B> = Float8<B>;

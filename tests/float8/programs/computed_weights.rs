@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, module::linear};
 use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
 
 use crate::programs::support::models::{Attention, D, Mlp};
-use crate::programs::support::{B, F8, applied, counters, float8_calls, layer, own_report, tensor, train};
+use crate::programs::support::{B, applied, float8_calls, layer, own_report, tensor, train};
 
 const STEPS: u64 = 5;
 

@@ -2,16 +2,15 @@
 //! FP8, and losses fall.
 use std::sync::{Arc, Mutex};
 
-use burn::module::{Module, Param, ParamId};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
+use burn::module::{Param, ParamId};
 use burn::nn::transformer::{TransformerDecoderConfig, TransformerDecoderInput};
-use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
-use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, activation};
-use burn_float8::Float8Config;
+use burn::nn::{GruConfig, Linear};
+use burn::tensor::Tensor;
+use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 
-use crate::programs::support::{B, applied, assert_all_in_float8, assert_falls, tensor, train};
+use crate::programs::support::{
+    B, applied, assert_all_in_float8, assert_falls, float8_calls, own_report, tensor, train,
+};
 
 const STEPS: u64 = 8;
 const BATCH: usize = 3;

@@ -2,13 +2,12 @@
 //! evaluation alone.
 use std::sync::Barrier;
 
-use burn::module::{AutodiffModule, Module};
-use burn::nn::{Linear, LinearConfig};
+use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::{
-    FallbackConfig, Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, float8_autocast,
-    set_float8_enabled, without_float8,
+    FallbackConfig, Float8Config, Float8State, Recipe, StatisticsConfig, float8_autocast, set_float8_enabled,
+    without_float8,
 };
 
 use crate::programs::support::models::{Attention, D, Mlp};

@@ -3,7 +3,6 @@
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_float8::weights::fp8_only;
 use burn_float8::{Float8Config, Float8State, Recipe};
 use burn_store::{BurnpackStore, HalfPrecisionAdapter, ModuleSnapshot, ModuleStore, SafetensorsStore};
 

@@ -3,14 +3,12 @@
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
+use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 
 use crate::programs::support::{
-    B, Plain, applied, assert_all_in_float8, assert_falls, bits, layer_of, relative_error, tensor, train, values,
-    with_parameters,
+    B, Plain, applied, assert_all_in_float8, assert_falls, bits, tensor, train, with_parameters,
 };
 
 const D: usize = 16;
