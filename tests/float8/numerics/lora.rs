@@ -165,9 +165,10 @@ fn a_merged_model_trains() {
 fn adapters_made_below_autodiff_train() {
     type Below = Float8<crate::support::runtime::Flex>;
     let linear = |k, n| LinearConfig::new(k, n).init::<Below>(&Default::default());
-    let model = Pair { q_proj: linear(K, N), lm_head: linear(N, 20) };
+    let new = || Pair { q_proj: linear(K, N), lm_head: linear(N, 20) };
+    let model = new();
     let lora = config().init(&model, 1).unwrap();
-    for model in [lora.attach(model.clone(), None), lora.merge(model)] {
+    for model in [lora.attach(new(), None), lora.merge(model)] {
         let model = model.train::<T>();
         assert!(model.q_proj.weight.is_require_grad() && model.lm_head.weight.is_require_grad());
     }

@@ -10,8 +10,8 @@ fn x(seed: u64) -> Tensor<B, 2> {
     tensor([6, D], seed)
 }
 
-/// The student learns as if given only the teacher's outputs: recipe, history and samples are its
-/// own, whoever casts x first. A teacher takes no statistics, as no backward reaches it.
+/// The student learns as if given only the teacher's outputs, also if the teacher casts x first:
+/// recipe, history and samples are its own. A teacher takes no statistics, as no backward reaches it.
 #[test]
 fn a_student_learns_as_it_would_alone() {
     const STEPS: u64 = 6;
