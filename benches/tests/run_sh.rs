@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use checks::{Size, visit};
 use codegen::device::{GenerateCuda, OfflineDevice};
 use cubecl::prelude::Runtime;
+use kernel_tests::{Size, visit};
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use test_data::Random;
 
-pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
+const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
 
 /// All valid combinations of format, granularity and scale mode, except E8M0 squares.
 pub(crate) fn casts() -> impl Iterator<Item = Cast> {

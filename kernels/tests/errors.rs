@@ -133,39 +133,62 @@ fn other_dtypes() {
 }
 
 #[test]
-fn operands_that_do_not_fit() {
+fn arguments_that_do_not_fit() {
     let Some(client) = client() else { return };
-    let a = zeros(&client, [2, 20]);
-    let b = operand(&client, [2, 21], Format::E5m2, Granularity::Tensor);
-    let gemm = |a, b| scaled_gemm(&client, a, b, None, F32, GemmConfig::default()).unwrap_err();
-    assert_eq!(gemm(&a, &b), KernelError::ContractionMismatch { a: 20, b: 21 });
-
-    let mut empty = a.clone();
-    empty.rows = 0;
-    assert_eq!(gemm(&empty, &b), KernelError::EmptyMatrix { rows: 0, cols: 20 });
-    let mut empty = b.clone();
-    empty.k = 0;
-    assert_eq!(gemm(&a, &empty), KernelError::EmptyMatrix { rows: 2, cols: 0 });
-
-    let mut long = a.clone();
-    long.rows = 3;
-    let what = "e4m3 codes [3, 20]".into();
-    assert_eq!(gemm(&long, &a), KernelError::OutOfBounds { what, needed: 96, available: 64 });
-    let mut huge = a.clone();
-    huge.rows = usize::MAX;
-    assert!(matches!(gemm(&a, &huge), KernelError::TooLarge { rows: usize::MAX, .. }));
-}
-
-#[test]
-fn biases_that_do_not_fit() {
-    let Some(client) = client() else { return };
-    let a = zeros(&client, [2, 20]);
-    let bias = VectorView { handle: upload_f32(&client, &[0.0; 3]), len: 3, stride: 1, dtype: F32 };
-    let gemm = |bias: &VectorView| scaled_gemm(&client, &a, &a, Some(bias), F32, GemmConfig::default()).unwrap_err();
-    assert_eq!(gemm(&bias), KernelError::BiasMismatch { bias: 3, n: 2 });
-    let bias = VectorView { len: 2, stride: 3, ..bias };
-    let what = "elements of a view [1, 2]".into();
-    assert_eq!(gemm(&bias), KernelError::OutOfBounds { what, needed: 16, available: 12 });
+    let config = GemmConfig::default();
+    let (a, b) = (zeros(&client, [2, 20]), zeros(&client, [3, 20]));
+    let c = operand(&client, [2, 21], Format::E5m2, Granularity::Tensor);
+    let floats = |len| upload_f32(&client, &vec![0.0; len]);
+    let gemm = |a: &Operand, b: &Operand| scaled_gemm(&client, a, b, None, F32, config).map(drop);
+    let biased = |len, stride| {
+        let bias = VectorView { handle: floats(3), len, stride, dtype: F32 };
+        scaled_gemm(&client, &a, &a, Some(&bias), F32, config).map(drop)
+    };
+    let into = |handle: Handle, dtype| {
+        GemmArgs { a: &a, b: &b, bias: None, groups: None, dtype, config }.run_into(&client, None, &handle)
+    };
+    let grouped = |shape, count| {
+        let (x, w) = (zeros(&client, [4, 32]), zeros(&client, shape));
+        let groups = Groups { ends: client.create_from_slice(u32::as_bytes(&[2, 4])), count, grouping: Grouping::Rows };
+        grouped_scaled_gemm(&client, &x, &w, &groups, F32, config).map(drop)
+    };
+    let given = |offset| {
+        let cast = tensorwise(Format::E4m3, ScaleMode::F32);
+        let (x, amax) = (view(&client, [3, 4], [4, 1]), floats(1).offset_start(offset));
+        quantize_with_amax(&client, &x, &amax, false, cast, Orientation::Rows).map(drop)
+    };
+    let measured = health(&client, &view(&client, [4, 3], [3, 1]), &zeros(&client, [3, 4])).map(drop);
+    let beyond = |what: &str, needed, available| KernelError::OutOfBounds { what: what.into(), needed, available };
+    let int = StorageType::Scalar(ElemType::Int(IntKind::I32));
+    let size = client.properties().memory.alignment as usize;
+    for (result, want) in [
+        (gemm(&a, &c), KernelError::ContractionMismatch { a: 20, b: 21 }),
+        (gemm(&Operand { rows: 0, ..a.clone() }, &c), KernelError::EmptyMatrix { rows: 0, cols: 20 }),
+        (gemm(&a, &Operand { k: 0, ..c.clone() }), KernelError::EmptyMatrix { rows: 2, cols: 0 }),
+        (gemm(&Operand { rows: 3, ..a.clone() }, &a), beyond("e4m3 codes [3, 20]", 96, 64)),
+        (biased(3, 1), KernelError::BiasMismatch { bias: 3, n: 2 }),
+        (biased(2, 3), beyond("elements of a view [1, 2]", 16, 12)),
+        (given(4), beyond("elements of a view [1, 1]", 4, 0)),
+        (given(2), KernelError::Misaligned { offset: 2, size: 4 }),
+        (into(floats(5), F32), beyond("6 elements of the output", 24, 20)),
+        (into(floats(64).offset_start(2), F32), KernelError::Misaligned { offset: 2, size }),
+        (into(floats(64).offset_start(4), F32), KernelError::Misaligned { offset: 4, size }),
+        (into(floats(64), int), KernelError::UnsupportedDtype { dtype: int }),
+        (grouped([7, 32], 2), KernelError::UnevenGroups { rows: 7, groups: 2 }),
+        (grouped([7, 32], 0), KernelError::UnevenGroups { rows: 7, groups: 0 }),
+        (grouped([7, 32], 7), beyond("ends of 7 groups", 28, 8)),
+        (grouped([4, 33], 2), KernelError::ContractionMismatch { a: 32, b: 33 }),
+        (measured, KernelError::ShapeMismatch { x: [4, 3], operand: [3, 4] }),
+    ] {
+        assert_eq!(result, Err(want));
+    }
+    assert_eq!(into(floats(6), F32), Ok(()));
+    let huge = gemm(&a, &Operand { rows: usize::MAX, ..a.clone() });
+    assert!(matches!(huge, Err(KernelError::TooLarge { rows: usize::MAX, .. })), "{huge:?}");
+    for dtype in [F16, BF16] {
+        let unsupported = Err(KernelError::UnsupportedDtype { dtype });
+        assert_eq!(into(floats(64), dtype), if supports(&client, dtype) { Ok(()) } else { unsupported });
+    }
 }
 
 #[test]
@@ -190,72 +213,6 @@ fn scales_that_do_not_fit() {
         }
         assert_eq!(health(&client, &view, &a).unwrap_err(), want);
     }
-}
-
-#[test]
-fn an_amax_must_be_there() {
-    let Some(client) = client() else { return };
-    let x = view(&client, [3, 4], [4, 1]);
-    let one = upload_f32(&client, &[1.0]);
-    let cast = tensorwise(Format::E4m3, ScaleMode::F32);
-    let error = |amax| quantize_with_amax(&client, &x, &amax, false, cast, Orientation::Rows).unwrap_err();
-    let what = "elements of a view [1, 1]".into();
-    assert_eq!(error(one.clone().offset_start(4)), KernelError::OutOfBounds { what, needed: 4, available: 0 });
-    assert_eq!(error(one.offset_start(2)), KernelError::Misaligned { offset: 2, size: 4 });
-}
-
-#[test]
-fn outputs_that_do_not_fit() {
-    let Some(client) = client() else { return };
-    let a = zeros(&client, [2, 20]);
-    let b = zeros(&client, [3, 20]);
-    let gemm = |handle: Handle, dtype: StorageType| {
-        let config = GemmConfig::default();
-        GemmArgs { a: &a, b: &b, bias: None, groups: None, dtype, config }.run_into(&client, None, &handle)
-    };
-    assert_eq!(gemm(upload_f32(&client, &[0.0; 6]), F32), Ok(()));
-    let small = upload_f32(&client, &[0.0; 5]);
-    let what = "6 elements of the output".into();
-    assert_eq!(gemm(small, F32), Err(KernelError::OutOfBounds { what, needed: 24, available: 20 }));
-    let memory = upload_f32(&client, &[0.0; 64]);
-    let size = client.properties().memory.alignment as usize;
-    for offset in [2, 4] {
-        let error = gemm(memory.clone().offset_start(offset), F32).unwrap_err();
-        assert_eq!(error, KernelError::Misaligned { offset, size });
-    }
-    let dtype = StorageType::Scalar(ElemType::Int(IntKind::I32));
-    assert_eq!(gemm(memory.clone(), dtype), Err(KernelError::UnsupportedDtype { dtype }));
-    for dtype in [F16, BF16] {
-        let unsupported = Err(KernelError::UnsupportedDtype { dtype });
-        assert_eq!(gemm(memory.clone(), dtype), if supports(&client, dtype) { Ok(()) } else { unsupported });
-    }
-}
-
-#[test]
-fn groups_that_do_not_fit() {
-    let Some(client) = client() else { return };
-    let a = zeros(&client, [4, 32]);
-    let b = zeros(&client, [7, 32]);
-    let run = |groups: &Groups| grouped_scaled_gemm(&client, &a, &b, groups, F32, GemmConfig::default()).unwrap_err();
-    let ends = client.create_from_slice(u32::as_bytes(&[2, 4]));
-    let two = Groups { ends, count: 2, grouping: Grouping::Rows };
-    assert_eq!(run(&two), KernelError::UnevenGroups { rows: 7, groups: 2 });
-    assert_eq!(run(&Groups { count: 0, ..two.clone() }), KernelError::UnevenGroups { rows: 7, groups: 0 });
-    let what = "ends of 7 groups".into();
-    assert_eq!(run(&Groups { count: 7, ..two.clone() }), KernelError::OutOfBounds { what, needed: 28, available: 8 });
-    let c = zeros(&client, [4, 33]);
-    let error = grouped_scaled_gemm(&client, &a, &c, &two, F32, GemmConfig::default()).unwrap_err();
-    assert_eq!(error, KernelError::ContractionMismatch { a: 32, b: 33 });
-}
-
-#[test]
-fn shapes_must_agree() {
-    let Some(client) = client() else { return };
-    let operand = zeros(&client, [3, 4]);
-    let view = view(&client, [4, 3], [3, 1]);
-    let error = health(&client, &view, &operand).unwrap_err();
-    assert_eq!(error, KernelError::ShapeMismatch { x: [4, 3], operand: [3, 4] });
-    assert!(error.to_string().contains("[4, 3]") && error.to_string().contains("[3, 4]"), "{error}");
 }
 
 #[test]

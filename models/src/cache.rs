@@ -266,7 +266,7 @@ impl<B: Backend> Kept<B> {
     }
 }
 
-/// Overwrites `t` with x from a row and a position on.
+/// Overwrites `t` with x, starting at a row and a position.
 fn put<B: Backend, K: BasicOps<B>>(t: Tensor<B, 4, K>, [row, at]: [usize; 2], x: Tensor<B, 4, K>) -> Tensor<B, 4, K> {
     let [rows, heads, len, width] = x.dims();
     t.slice_assign([row..row + rows, 0..heads, at..at + len, 0..width], x)

@@ -62,8 +62,7 @@ impl MoeConfig {
     }
 }
 
-/// Logarithm (base 2) of the maximum number of elements of the rotary table, which is built on the
-/// host.
+/// log2 of the maximum number of elements of the rotary table, which the host computes.
 const MAX_AHEAD_BITS: u32 = 28;
 /// Maximum number of parameters, ten times the largest Llama 3.
 const MAX_PARAMS: u128 = 1 << 42;

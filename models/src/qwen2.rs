@@ -29,7 +29,7 @@ pub static ARCHITECTURE: Architecture = Architecture {
     write: qwen3::write,
 };
 
-/// Sizes of Qwen2.5. `heads` are of queries, and of keys and values.
+/// Sizes of Qwen2.5. `heads`: queries, then keys and values.
 fn published(
     hidden_size: usize,
     intermediate_size: usize,

@@ -10,7 +10,7 @@ use burn_float8::backend::Float8Backend;
 use burn_float8::shard_hooks::{SourcedWeight, WeightCast, shared};
 use parking_lot::Mutex;
 
-/// A gather: layer name, and whether it is of the transposed weight.
+/// A gather: layer name, and whether it gathers the transposed weight.
 type Gather = (String, bool);
 
 /// Order of gathers of one conversion's layers on one device.

@@ -156,7 +156,7 @@ impl ParameterStep<'_> {
         (in_place_of(&value, new), [moment_1, moment_2])
     }
 
-    /// Step of adjacent rows of a parameter from `first_row` on.
+    /// Step of adjacent rows of a parameter, starting at `first_row`.
     fn step_rows<B: Backend, const D: usize>(
         &self,
         (value, moments): Values<Tensor<B, D>>,

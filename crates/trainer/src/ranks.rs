@@ -60,7 +60,7 @@ impl Ranks {
         self.rank() == 0
     }
 
-    /// Whether this rank writes its shards. The ranks of the first copy of the model do.
+    /// Whether this rank writes its shards: true for the ranks of the first replica.
     pub(crate) fn writes_shards(&self) -> bool {
         self.sharded.replica() == 0
     }

@@ -50,7 +50,7 @@ impl Noise<'_> {
         (0..D).map(|axis| self.keys(axis, first(axis)..first(axis) + dims[axis])).collect()
     }
 
-    /// Rounds an f32 tensor to bf16. Its rows are the rows of the whole tensor from `first_row` on.
+    /// Rounds rows of an f32 tensor to bf16, starting at row `first_row` of the whole tensor.
     ///
     /// Values below the smallest normal number are rounded to nearest. Values that are not finite
     /// are unchanged.

@@ -416,7 +416,7 @@ fn accumulate<N: Size>(
     }
 }
 
-/// Stores [`CHUNK`] rows of x from `row0` on, and [`TILE`] columns from `col0` on. Zeros past the end.
+/// Stores [`CHUNK`] rows and [`TILE`] columns of x, starting at `row0` and `col0`. Zeros past the end.
 #[cube]
 fn load_rows<N: Size>(
     x: &Array<Vector<u32, N>>,

@@ -1,8 +1,8 @@
 //! Loads that overlap, and stores of 16 bytes.
 //!
-//! CubeCL's loads are of read-only data, so the compiler moves them to their use to save registers.
-//! Then a thread waits for each in turn. Loads by [`load_global`] stay before a [`pin`], and uses
-//! of their values after the pin stay after it. So all of these loads are in flight together.
+//! To save registers, the compiler moves CubeCL's loads, which it knows to be read-only, down to
+//! their first use, where a thread waits for one after the other. Loads by [`load_global`] stay
+//! before a [`pin`], and uses of their values stay after it, so all of them are in flight together.
 
 use cubecl::prelude::*;
 

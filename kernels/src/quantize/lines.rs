@@ -220,7 +220,7 @@ fn fold_lines(
     }
 }
 
-/// Computes amax and scales of a cube's lines, from `line0` on.
+/// Computes amax and scales of a cube's lines, starting at `line0`.
 #[cube]
 fn fold_cube(
     of: &mut Lines,

@@ -206,7 +206,7 @@ impl Tile {
     }
 }
 
-/// Start of 16 codes in a column of the transposed tile, for rows from `16 · chunk` on. The chunks
+/// Start of 16 codes in a column of the transposed tile, for rows starting at `16 · chunk`. The chunks
 /// of a column are swizzled. So units of a warp that write one word each use different banks, and
 /// also units that read 16 bytes.
 #[cube]

@@ -1,12 +1,10 @@
 //! Configurations: files, filters, rules between casts, and their errors.
-use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::backend::Backend;
 use burn_float8::{
     FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, StatisticsConfig,
     config::{
         AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackTo, Format, Granularity, Operand,
-        ScaleCalculationMode, ScaleMode, ScalingType,
+        ScaleCalculationMode, ScaleMode, ScalingType, Untagged,
     },
     report::{Gemm, Summary},
 };
@@ -100,6 +98,7 @@ fn files_say_all_that_code_can() {
             "num_layers_at_end_in_high_precision": 2,
             "overrides": [{ "fqns": ["*.q"], "config": { "recipe": "mxfp8", "scale_calculation_mode": "even" } }],
             "strict": true,
+            "untagged": "error",
             "statistics": { "every_n_steps": 10, "compare": ["rowwise"] },
             "fallback": { "min_sqnr_db": 20.0, "to": "rowwise" }
         }"#,
@@ -133,12 +132,17 @@ fn files_say_all_that_code_can() {
             Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(ScaleCalculationMode::Even),
         )
         .with_strict(true)
+        .with_untagged(Untagged::Error)
         .with_statistics(StatisticsConfig::every(10).with_compare([Recipe::Rowwise]))
         .with_fallback(fallback);
     assert_eq!(config, built);
     // Written and read back, the configuration is equal.
     for config in [built, Float8Config::default(), Float8Config::new(Recipe::RowwiseWithGwHp)] {
         assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
+    }
+    for (name, untagged) in [("high_precision", Untagged::HighPrecision), ("default", Untagged::Default)] {
+        let read = parse(&format!(r#"{{ "untagged": "{name}" }}"#)).unwrap();
+        assert_eq!(read, Float8Config::default().with_untagged(untagged));
     }
     // The two weight casts differ in this recipe, so setting one leaves the other unchanged.
     let gw_hp = parse(
@@ -148,52 +152,27 @@ fn files_say_all_that_code_can() {
 }
 
 /// Linears around the size limits of the filter.
-#[derive(Module, Debug)]
-struct Sizes<B: Backend> {
-    k4096_n1024: Linear<B>,
-    k4096_n1025: Linear<B>,
-    k4097_n1024: Linear<B>,
-    k1024_n4097: Linear<B>,
-    k1025_n4097: Linear<B>,
-    k2048_n4096: Linear<B>,
-    k2049_n4096: Linear<B>,
-    k4096_n2048: Linear<B>,
-}
-
 #[test]
 fn small_linears_are_filtered_by_torchaos_rule() {
-    let linear = |k, n| LinearConfig::new(k, n).with_bias(false).init::<B>(&Default::default());
-    let model = Sizes {
-        k4096_n1024: linear(4096, 1024),
-        k4096_n1025: linear(4096, 1025),
-        k4097_n1024: linear(4097, 1024),
-        k1024_n4097: linear(1024, 4097),
-        k1025_n4097: linear(1025, 4097),
-        k2048_n4096: linear(2048, 4096),
-        k2049_n4096: linear(2049, 4096),
-        k4096_n2048: linear(4096, 2048),
-    };
-    let skipped = |recipe| {
-        let config = Float8Config::new(recipe).with_auto_filter_small_kn(true);
-        let (_, summary) = config.apply::<B, _>(model.clone()).unwrap();
-        summary.skipped
-    };
-    let names = |recipe| skipped(recipe).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let linear = |[k, n]: [usize; 2]| LinearConfig::new(k, n).with_bias(false).init::<B>(&Default::default());
+    let sizes = [4096, 4096, 4097, 1024, 1025, 2048, 2049, 4096];
+    let sizes = sizes.into_iter().zip([1024, 1025, 1024, 4097, 4097, 4096, 4096, 2048]).map(|(k, n)| [k, n]);
+    let model: Vec<Linear<B>> = sizes.map(linear).collect();
+    let summary = |config: Float8Config| config.with_auto_filter_small_kn(true).apply::<B, _>(model.clone()).unwrap().1;
+    let names =
+        |recipe| summary(Float8Config::new(recipe)).skipped.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
-        assert_eq!(names(recipe), ["k4096_n1024"], "{recipe}");
+        assert_eq!(names(recipe), ["0"], "{recipe}");
     }
-    let rowwise = ["k4096_n1024", "k4096_n1025", "k4097_n1024", "k1024_n4097", "k2048_n4096", "k4096_n2048"];
     let others = [Recipe::Rowwise, Recipe::RowwiseWithGwHp, Recipe::Blockwise, Recipe::Mxfp8, Recipe::Mxfp8WgradWithHp];
     for recipe in others {
-        assert_eq!(names(recipe), rowwise, "{recipe}");
+        assert_eq!(names(recipe), ["0", "1", "2", "3", "5", "7"], "{recipe}");
     }
-    assert_eq!(skipped(Recipe::Tensorwise)[0].1, "small: K=4096 N=1024");
+    assert_eq!(summary(Float8Config::tensorwise()).skipped[0].1, "small: K=4096 N=1024");
     // The linear's own recipe decides, not the model's.
-    let config = Float8Config::new(Recipe::Rowwise)
-        .with_auto_filter_small_kn(true)
-        .with_override(["k4096_n2048"], Float8LinearConfig::new(Recipe::Tensorwise));
-    let (_, summary) = config.apply::<B, _>(model.clone()).unwrap();
-    assert!(summary.converted.contains(&"k4096_n2048".to_string()));
+    let tensorwise = Float8LinearConfig::new(Recipe::Tensorwise);
+    let overridden = summary(Float8Config::new(Recipe::Rowwise).with_override(["7"], tensorwise));
+    assert!(overridden.converted.contains(&"7".to_string()));
 }
 
 #[test]

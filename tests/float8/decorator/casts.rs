@@ -8,12 +8,15 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
-use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, Report, StatisticsConfig, report, report::LayerReport};
+use burn_float8::{
+    Float8, Float8Config, Float8LinearConfig, Float8Stack, Recipe, Report, StatisticsConfig, report,
+    report::LayerReport,
+};
 
 use crate::support::model::{D, Model};
-use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
+use crate::support::{linear, normal};
 
 type B = Float8<Autodiff<Flex>>;
 
@@ -131,28 +134,6 @@ fn layers_are_freed_with_their_model() {
     }
 }
 
-/// A residual sum passes one dy to two layers. Each must still find its own weight gradient.
-#[test]
-fn layers_that_share_an_output_gradient_are_told_apart() {
-    let device = Default::default();
-    let linear = || LinearConfig::new(D, D).with_bias(false).init::<B>(&device);
-    let apply = |l: Linear<B>| Float8Config::tensorwise().apply(l).unwrap().0;
-    let (a, b) = (apply(linear()), apply(linear()));
-    let calls = |l: &Linear<B>| {
-        let l = report(l).layers.remove(0);
-        [l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated]
-    };
-    for (step, tracked) in [true, false].into_iter().enumerate() {
-        let [h, raw] = [1, 2].map(|seed| tensor::<B, 2>(normal(4 * D, seed), [4, D]));
-        let raw = if tracked { raw.require_grad() } else { raw };
-        let y = b.forward(raw) + a.forward(h.require_grad());
-        y.sum().backward();
-        let steps = step as u64 + 1;
-        assert_eq!(calls(&a), [steps; 3], "tracked {tracked}");
-        assert_eq!(calls(&b), [steps, 1, steps], "tracked {tracked}: dgrad only where raw needs it");
-    }
-}
-
 #[test]
 fn tags_survive_module_operations() {
     let model = applied(1);
@@ -179,4 +160,39 @@ fn records_of_column_major_linears_still_load() {
     assert_eq!(loaded.weight.dims(), [8, 4]);
     assert_eq!(values(loaded.weight.val()), values(linear.weight.val()));
     assert_eq!(report(&loaded).layers[0].name, "linear");
+}
+
+/// Frozen parameters, and inputs without gradients.
+#[test]
+fn only_what_is_tracked_is_saved() {
+    // No copy of the weight is kept either, so the live copies are x's.
+    let config = Float8LinearConfig::new(Recipe::Tensorwise).with_force_recompute_fp8_weight_in_bwd(true);
+    let layer = linear::layer::<Flex>(&config.into(), tensor(normal(200, 2), [20, 10]), None);
+    let other = linear::layer::<Flex>(&Float8Config::tensorwise(), tensor(normal(200, 2), [20, 10]), None);
+    let x = || tensor::<B, 2>(normal(160, 1), [8, 20]);
+    // Pushes out the last two activations, which the thread keeps.
+    let live = || {
+        (0..2).for_each(|_| drop(other.valid().forward(x().inner())));
+        report(&layer).layers[0].live_copies
+    };
+
+    // x untracked: its copy for dw is saved until backward.
+    let y = layer.forward(x());
+    let want = values(y.clone());
+    assert_eq!(live(), 1);
+    let casts = || report(&layer).layers[0].casts[0];
+    let in_forward = casts();
+    let grads = y.sum().backward();
+    assert!(layer.weight.grad(&grads).is_some());
+    assert_eq!((live(), casts()), (0, in_forward), "backward casts no x");
+    // Weight frozen: no copy of x is kept.
+    let frozen = Linear { weight: layer.weight.clone().map(|w| w.set_require_grad(false)), bias: None };
+    let tracked = x().require_grad();
+    let of_tracked = frozen.forward(tracked.clone());
+    assert_eq!(live(), 0);
+    assert!(tracked.grad(&of_tracked.sum().backward()).is_some());
+    // Nothing tracked: a plain linear.
+    let untracked = frozen.forward(x());
+    assert_eq!(live(), 0);
+    assert_eq!(values(untracked), want);
 }

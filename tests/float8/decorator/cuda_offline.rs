@@ -15,11 +15,11 @@ use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, GroupedLinear, Recipe, begin_float8_step, float8_autocast, report,
 };
 use burn_fusion::Fusion;
-use checks::{Case, Size, visit_golden_linears, visit_linears};
 use codegen::device::{
     Execution, GenerateCuda, Generated, OfflineDevice, execute, idle, take, take_allocations, take_waits,
 };
 use cubecl::Runtime;
+use kernel_tests::{Case, Size, visit_golden_linears, visit_linears};
 use ptx_interpreter::Accumulator;
 use test_data::Golden;
 
@@ -51,7 +51,7 @@ struct Launched {
     own: usize,
     /// Launches of float8-kernels before which the host copies something to the device.
     uploads: usize,
-    /// Launches of Burn's kernels before which it does.
+    /// The same for Burn's kernels.
     burn_uploads: usize,
     /// Memory allocations in the whole step.
     allocations: usize,

@@ -1,5 +1,4 @@
 //! Work of the decorator: casts, launches and saved tensors.
 mod casts;
 mod cuda_offline;
-mod fused;
-mod saved;
+mod threads;

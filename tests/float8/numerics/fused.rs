@@ -1,7 +1,7 @@
 //! SwiGLU, RMSNorm, rotary positions and log-likelihoods as autodiff nodes: results and gradients
 //! against f64 definitions.
 use burn::backend::Autodiff;
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::Float8;
 use burn_float8::backend::Float8Backend;
 use burn_float8::nn::{log_likelihood, rms_norm, rotary, swiglu};
@@ -14,191 +14,156 @@ use crate::support::{max_error, normal};
 
 type A<B> = Float8<Autodiff<B>>;
 
-/// Result of the node, and gradients of its inputs for the output gradient `dy`.
-fn got<B: Float8Backend, const D: usize, const E: usize>(
-    dtype: DType,
-    inputs: &[(Vec<f32>, Vec<usize>)],
-    dy: &[f32],
-    run: impl Fn(Tensor<A<B>, D>, Option<Tensor<A<B>, D>>, Option<Tensor<A<B>, 1>>) -> Tensor<A<B>, E>,
-) -> Vec<Vec<f32>> {
-    let leaf = |(values, shape): &(Vec<f32>, Vec<usize>)| {
-        let shape: [usize; D] = shape.clone().try_into().expect("D axes");
-        tensor::<A<B>, D>(values.clone(), shape).cast(dtype).require_grad()
-    };
-    let x = leaf(&inputs[0]);
-    let (mut second, mut vector) = (None, None);
-    match inputs.get(1) {
-        Some((values, shape)) if shape.len() == 1 => {
-            vector = Some(tensor::<A<B>, 1>(values.clone(), [shape[0]]).require_grad());
-        }
-        Some(other) => second = Some(leaf(other)),
-        None => {}
-    }
-    let y = run(x.clone(), second.clone(), vector.clone());
-    assert_eq!(y.dtype(), dtype);
-    let shape = y.dims();
-    let grads = (y.clone() * tensor::<A<B>, E>(dy.to_vec(), shape).cast(dtype)).sum().backward();
-    let mut results = vec![values(y.inner()), values(x.grad(&grads).expect("a gradient"))];
-    results.extend(second.map(|t| values(t.grad(&grads).expect("a gradient"))));
-    results.extend(vector.map(|t| values(t.grad(&grads).expect("a gradient"))));
-    results
-}
+/// Inputs of a node: matrices of one dtype and, at the end, a vector in f32.
+type Inputs = Vec<(Vec<f32>, Vec<usize>)>;
 
-fn assert_close(what: &str, got: &[Vec<f32>], want: &[Vec<f64>], tolerance: f64) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let want: Vec<f32> = want.iter().map(|x| *x as f32).collect();
-        let largest = want.iter().fold(1e-3, |max: f64, x| max.max(f64::from(x.abs())));
-        let error = max_error(got, &want);
-        assert!(error <= tolerance * largest, "{what}: result {i} differs by {error:e} of {largest:e}");
-    }
-}
-
-fn f64s(values: &[f32]) -> Vec<f64> {
-    values.iter().copied().map(f64::from).collect()
-}
-
-fn swiglu_want(a: &[f32], b: &[f32], dy: &[f32]) -> Vec<Vec<f64>> {
-    [vec![reference::swiglu(a, b)], reference::swiglu_backward(a, b, dy).to_vec()].concat()
-}
-
-/// Enough values for several tasks, and some whose exponentials overflow.
-fn gates(len: usize) -> Vec<f32> {
-    let mut gates: Vec<f32> = normal(len, 1).into_iter().map(|x| 3.0 * x).collect();
-    let special = [0.0, -0.0, 100.0, -100.0, 1e30, -1e30, 87.5, -87.5];
-    gates[..special.len()].copy_from_slice(&special);
-    gates
-}
-
-fn swiglu_on<B: Float8Backend>(runtime: &str) {
-    for shape in [vec![1, 9], vec![300, 257]] {
-        let len = shape.iter().product();
-        let (a, mut b, dy) = (gates(len), normal(len, 2), normal(len, 3));
-        // 1e30 times a small value is finite.
-        b.iter_mut().zip(&a).filter(|(_, a)| a.abs() > 1e3).for_each(|(b, _)| *b = 1e-25);
-        let want = swiglu_want(&a, &b, &dy);
-        let inputs = [(a, shape.clone()), (b, shape)];
-        let got = got::<B, 2, 2>(DType::F32, &inputs, &dy, |a, b, _| swiglu(a, b.unwrap()));
-        // The derivative at a gate of 1e30 has that magnitude, so it is compared separately.
-        let near = |results: &[Vec<f32>]| results.iter().map(|x| [&x[..4], &x[6..]].concat()).collect::<Vec<_>>();
-        let want_near: Vec<Vec<f64>> = want.iter().map(|x| [&x[..4], &x[6..]].concat()).collect();
-        assert_close(&format!("{runtime} swiglu"), &near(&got), &want_near, 1e-6);
-        for (got, want) in got.iter().zip(&want) {
-            for i in 4..6 {
-                let error = (f64::from(got[i]) - want[i]).abs();
-                assert!(error <= 1e-5 * want[i].abs().max(1.0), "{runtime}: {:e}, not {:e}", got[i], want[i]);
-            }
-        }
-    }
-}
-
-#[test]
-fn swiglu_is_its_definition() {
-    on_cpu_and_wgpu!(swiglu_on);
+/// A node, its definition in f64, and a tolerance relative to the largest value of each result.
+struct Op {
+    name: &'static str,
+    inputs: Inputs,
+    dy: Vec<f32>,
+    want: Vec<Vec<f64>>,
+    tolerance: f64,
 }
 
 const EPSILON: f64 = 1e-5;
 
-fn rms_norm_want(x: &[f32], gamma: &[f32], dy: &[f32]) -> Vec<Vec<f64>> {
-    let y = reference::rms_norm(x, gamma, EPSILON);
-    [vec![y], reference::rms_norm_backward(x, gamma, dy, EPSILON).to_vec()].concat()
-}
-
-fn rms_norm_on<B: Float8Backend>(runtime: &str) {
-    for [rows, width] in [[1, 1], [3, 5], [700, 96]] {
-        let (mut x, gamma, dy) = (normal(rows * width, 4), normal(width, 5), normal(rows * width, 6));
-        // A row of zeros gives a row of zeros, with a gradient.
-        x[..width].fill(0.0);
-        let want = rms_norm_want(&x, &gamma, &dy);
-        let inputs = [(x, vec![rows, width]), (gamma, vec![width])];
-        let got = got::<B, 2, 2>(DType::F32, &inputs, &dy, |x, _, gamma| rms_norm(x, gamma.unwrap(), EPSILON));
-        assert_close(&format!("{runtime} rms_norm {rows} x {width}"), &got, &want, 3e-6);
-    }
-}
-
-#[test]
-fn rms_norm_is_its_definition() {
-    on_cpu_and_wgpu!(rms_norm_on);
-}
-
-const SHAPE: [usize; 4] = [2, 7, 3, 10];
+/// Batch size, positions, heads and head size.
+const HEADS: [usize; 4] = [2, 7, 3, 10];
 
 fn angles() -> [Vec<f32>; 2] {
     let angle = |i: usize| (i / 5) as f32 * 0.3f32.powi((i % 5) as i32);
     [f32::cos, f32::sin].map(|function| (0..7 * 5).map(|i| function(angle(i))).collect())
 }
 
-fn rotary_want(x: &[f32], dy: &[f32]) -> Vec<Vec<f64>> {
-    let [cos, sin] = angles();
-    let turned = |x, back| reference::rotary(x, [&cos, &sin], SHAPE, back);
-    vec![turned(x, false), turned(dy, true)]
+/// Enough values for several tasks, and some whose exponentials overflow.
+fn gates(len: usize) -> Vec<f32> {
+    let mut gates: Vec<f32> = normal(len, 1).into_iter().map(|x| 3.0 * x).collect();
+    let special = [0.0, -0.0, 100.0, -100.0, 87.5, -87.5];
+    gates[..special.len()].copy_from_slice(&special);
+    gates
 }
 
-fn rotary_on<B: Float8Backend>(runtime: &str) {
-    let len = SHAPE.iter().product();
-    let (x, dy) = (normal(len, 7), normal(len, 8));
-    let want = rotary_want(&x, &dy);
-    let [cos, sin] = angles().map(|table| tensor::<A<B>, 2>(table, [7, 5]));
-    let got = got::<B, 4, 4>(DType::F32, &[(x, SHAPE.to_vec())], &dy, |x, _, _| rotary(x, cos.clone(), sin.clone()));
-    assert_close(&format!("{runtime} rotary"), &got, &want, 1e-6);
-}
-
-#[test]
-fn rotary_is_its_definition() {
-    on_cpu_and_wgpu!(rotary_on);
-}
-
-fn log_likelihood_want(logits: &[f32], targets: &[usize], dy: &[f32]) -> Vec<Vec<f64>> {
-    let width = logits.len() / targets.len();
-    let (mut y, mut dl) = (vec![], vec![]);
-    for ((logits, &target), dy) in f64s(logits).chunks(width).zip(targets).zip(f64s(dy)) {
-        let log_sum = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
-        y.push(logits[target] - log_sum);
-        let onehot = |i| if i == target { 1.0 } else { 0.0 };
-        dl.extend(logits.iter().enumerate().map(|(i, l)| dy * (onehot(i) - (l - log_sum).exp())));
+impl Op {
+    fn swiglu([a, b, dy]: [Vec<f32>; 3], cols: usize) -> Self {
+        let want = [vec![reference::swiglu(&a, &b)], reference::swiglu_backward(&a, &b, &dy).to_vec()].concat();
+        let shape = vec![a.len() / cols, cols];
+        Self { name: "swiglu", inputs: vec![(a, shape.clone()), (b, shape)], dy, want, tolerance: 1e-6 }
     }
-    vec![y, dl]
+
+    fn rms_norm([x, gamma, dy]: [Vec<f32>; 3]) -> Self {
+        let y = reference::rms_norm(&x, &gamma, EPSILON);
+        let want = [vec![y], reference::rms_norm_backward(&x, &gamma, &dy, EPSILON).to_vec()].concat();
+        let width = gamma.len();
+        let inputs = vec![(x.clone(), vec![x.len() / width, width]), (gamma, vec![width])];
+        Self { name: "rms_norm", inputs, dy, want, tolerance: 3e-6 }
+    }
+
+    fn rotary([x, dy]: [Vec<f32>; 2]) -> Self {
+        let [cos, sin] = angles();
+        let want = [(&x, false), (&dy, true)].map(|(x, back)| reference::rotary(x, [&cos, &sin], HEADS, back));
+        Self { name: "rotary", inputs: vec![(x, HEADS.to_vec())], dy, want: want.into(), tolerance: 1e-6 }
+    }
+
+    fn log_likelihood(logits: Vec<f32>, dy: Vec<f32>) -> Self {
+        let rows = dy.len();
+        let width = logits.len() / rows;
+        let (mut y, mut dl) = (vec![], vec![]);
+        for ((row, logits), dy) in logits.chunks(width).enumerate().zip(&dy) {
+            let log_sum = logits.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
+            y.push(f64::from(logits[target(row, width)]) - log_sum);
+            let onehot = |i| if i == target(row, width) { 1.0 } else { 0.0 };
+            let gradient = |(i, l): (usize, &f32)| f64::from(*dy) * (onehot(i) - (f64::from(*l) - log_sum).exp());
+            dl.extend(logits.iter().enumerate().map(gradient));
+        }
+        let inputs = vec![(logits, vec![rows, width])];
+        Self { name: "log_likelihood", inputs, dy, want: vec![y, dl], tolerance: 2e-6 }
+    }
+
+    /// Compares the node's result and the gradients of its inputs with the definition.
+    fn compare<B: Float8Backend>(&self, runtime: &str, dtype: DType, tolerance: f64) {
+        let what = format!("{} {:?} on {runtime}", self.name, self.inputs[0].1);
+        let leaf = |(values, shape): &(Vec<f32>, Vec<usize>)| match shape[..] {
+            [len] => tensor::<A<B>, 2>(values.clone(), [1, len]).require_grad(),
+            _ => {
+                let cols = shape[shape.len() - 1];
+                tensor::<A<B>, 2>(values.clone(), [values.len() / cols, cols]).cast(dtype).require_grad()
+            }
+        };
+        let leaves: Vec<_> = self.inputs.iter().map(leaf).collect();
+        let x = leaves[0].clone();
+        let [rows, cols] = x.dims();
+        let y = match self.name {
+            "swiglu" => swiglu(x, leaves[1].clone()),
+            "rms_norm" => rms_norm(x, leaves[1].clone().reshape([cols]), EPSILON),
+            "rotary" => {
+                let [cos, sin] = angles().map(|table| tensor::<A<B>, 2>(table, [7, 5]));
+                rotary(x.reshape(HEADS), cos, sin).reshape([rows, cols])
+            }
+            _ => {
+                let ids: Vec<i32> = (0..rows).map(|row| target(row, cols) as i32).collect();
+                log_likelihood(x, Tensor::from_data(TensorData::new(ids, [rows]), &Default::default()))
+            }
+        };
+        assert_eq!(y.dtype(), dtype, "{what}");
+        let shape = y.dims();
+        let grads = (y.clone() * tensor::<A<B>, 2>(self.dy.clone(), shape).cast(dtype)).sum().backward();
+        let gradients = leaves.iter().map(|leaf| values(leaf.grad(&grads).expect("a gradient")));
+        let got: Vec<_> = [values(y.inner())].into_iter().chain(gradients).collect();
+        assert_eq!(got.len(), self.want.len(), "{what}");
+        for (i, (got, want)) in got.iter().zip(&self.want).enumerate() {
+            let want: Vec<f32> = want.iter().map(|x| *x as f32).collect();
+            let largest = want.iter().fold(1e-3, |max: f64, x| max.max(f64::from(x.abs())));
+            let error = max_error(got, &want);
+            assert!(error <= tolerance * largest, "{what}: result {i} differs by {error:e} of {largest:e}");
+        }
+    }
 }
 
-fn log_likelihood_on<B: Float8Backend>(runtime: &str) {
+fn target(row: usize, width: usize) -> usize {
+    row * 37 % width
+}
+
+fn definitions_on<B: Float8Backend>(runtime: &str) {
+    let mut ops = vec![];
+    for [rows, cols] in [[1, 9], [300, 257]] {
+        let len = rows * cols;
+        ops.push(Op::swiglu([gates(len), normal(len, 2), normal(len, 3)], cols));
+    }
+    // A gate of 1e30 by a small value is finite, and its derivative has the gate's magnitude.
+    ops.push(Op::swiglu([vec![1e30, -1e30], vec![1e-25; 2], normal(2, 3)], 2));
+    for [rows, width] in [[1, 1], [3, 5], [700, 96]] {
+        let mut x = normal(rows * width, 4);
+        // A row of zeros gives a row of zeros, with a gradient.
+        x[..width].fill(0.0);
+        ops.push(Op::rms_norm([x, normal(width, 5), normal(rows * width, 6)]));
+    }
+    let len = HEADS.iter().product();
+    ops.push(Op::rotary([normal(len, 7), normal(len, 8)]));
     for [rows, width] in [[1, 1], [5, 3], [90, 700]] {
-        let (logits, dy) = (normal(rows * width, 9).into_iter().map(|x| 4.0 * x).collect::<Vec<_>>(), normal(rows, 10));
-        let targets: Vec<usize> = (0..rows).map(|i| i * 37 % width).collect();
-        let want = log_likelihood_want(&logits, &targets, &dy);
-        let ids: Vec<i32> = targets.iter().map(|&target| target as i32).collect();
-        let ids = Tensor::<A<B>, 1, Int>::from_data(TensorData::new(ids, [rows]), &Default::default());
-        let inputs = [(logits, vec![rows, width])];
-        let got = got::<B, 2, 2>(DType::F32, &inputs, &dy, |logits, _, _| log_likelihood(logits, ids.clone()));
-        assert_close(&format!("{runtime} log_likelihood {rows} x {width}"), &got, &want, 2e-6);
+        let logits = normal(rows * width, 9).into_iter().map(|x| 4.0 * x).collect();
+        ops.push(Op::log_likelihood(logits, normal(rows, 10)));
     }
+    ops.iter().for_each(|op| op.compare::<B>(runtime, DType::F32, op.tolerance));
 }
 
 #[test]
-fn log_likelihood_is_its_definition() {
-    on_cpu_and_wgpu!(log_likelihood_on);
+fn fused_operations_are_their_definitions() {
+    on_cpu_and_wgpu!(definitions_on);
 }
 
 /// Inputs and outputs are bf16; nothing in between is rounded to it.
 #[test]
 fn fused_operations_in_bf16() {
-    let round = |x: Vec<f32>| {
-        let len = x.len();
-        values(tensor::<Flex, 1>(x, [len]).cast(DType::BF16))
-    };
-    let [a, b, dy] = [1, 2, 3].map(|seed| round(normal(600, seed)));
-    let gamma = normal(20, 4);
-    let two = [(a.clone(), vec![30, 20]), (b.clone(), vec![30, 20])];
-    let result = got::<Flex, 2, 2>(DType::BF16, &two, &dy, |a, b, _| swiglu(a, b.unwrap()));
-    assert_close("swiglu", &result, &swiglu_want(&a, &b, &dy), 4e-3);
-    let two = [(a.clone(), vec![30, 20]), (gamma.clone(), vec![20])];
-    let result = got::<Flex, 2, 2>(DType::BF16, &two, &dy, |x, _, gamma| rms_norm(x, gamma.unwrap(), EPSILON));
-    assert_close("rms_norm", &result, &rms_norm_want(&a, &gamma, &dy), 4e-3);
-    let len = SHAPE.iter().product();
-    let [x, dy] = [5, 6].map(|seed| round(normal(len, seed)));
-    let [cos, sin] = angles().map(|table| tensor::<A<Flex>, 2>(table, [7, 5]));
-    let one = [(x.clone(), SHAPE.to_vec())];
-    let result = got::<Flex, 4, 4>(DType::BF16, &one, &dy, |x, _, _| rotary(x, cos.clone(), sin.clone()));
-    assert_close("rotary", &result, &rotary_want(&x, &dy), 4e-3);
+    let round = |len: usize, seed| values(tensor::<Flex, 1>(normal(len, seed), [len]).cast(DType::BF16));
+    let [a, b, dy] = [1, 2, 3].map(|seed| round(600, seed));
+    let len = HEADS.iter().product();
+    let ops = [
+        Op::swiglu([a.clone(), b, dy.clone()], 20),
+        Op::rms_norm([a, normal(20, 4), dy]),
+        Op::rotary([round(len, 5), round(len, 6)]),
+    ];
+    ops.iter().for_each(|op| op.compare::<Flex>("flex", DType::BF16, 4e-3));
 }
 
 /// On a backend without `Float8`, and in f64, Burn's operations give the same.

@@ -1,6 +1,6 @@
 //! y, dx and dw of linear.safetensors, through `Float8<Autodiff<B>>` as in user code.
 use burn_float8::backend::Float8Backend;
-use checks::visit_golden_linears;
+use kernel_tests::visit_golden_linears;
 use test_data::Golden;
 
 use crate::on_cpu_and_wgpu;

@@ -13,15 +13,14 @@ use burn_float8::{
     grouped_linear, report,
     report::{Gemm, Role},
 };
-use checks::{Element, Factor, products};
+use kernel_tests::{Element, Factor, products};
 use test_data::{panic_of, transpose};
 
 use crate::on_cpu_and_wgpu;
-use crate::support::linear::from_values;
 use crate::support::operand::{tensor, values};
 use crate::support::oracle::{Exact, assert_within, factor};
 use crate::support::runtime::Flex;
-use crate::support::{max_error, normal, spread, verify};
+use crate::support::{normal, spread, verify};
 
 type A<B> = Float8<Autodiff<B>>;
 
@@ -158,24 +157,6 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
 #[test]
 fn groups_equal_their_definition() {
     on_cpu_and_wgpu!(definition_on);
-}
-
-/// One group equals the plain linear: the same casts and the same sums.
-fn one_group_on<B: Float8Backend>(runtime: &str) {
-    let (x, w, dy) = (spread(M, K, 1), spread(K, N, 2), spread(M, N, 3));
-    for recipe in Recipe::ALL {
-        let config = Float8LinearConfig::new(recipe);
-        let dense = from_values::<B>(&config.clone().into(), [&x, &w, &dy], [M, K, N], None);
-        let got = ours(&experts::<B>(&config, &w), [&x, &dy], &[M]);
-        for ((what, got), dense) in ["y", "dx", "dw"].iter().zip(&got).zip(&dense) {
-            assert!(got == dense, "{runtime} {recipe} {what}: {:e}", max_error(got, dense));
-        }
-    }
-}
-
-#[test]
-fn one_group_equals_a_linear_bit_for_bit() {
-    on_cpu_and_wgpu!(one_group_on);
 }
 
 fn dtypes_on<B: Float8Backend>(runtime: &str) {

@@ -105,27 +105,6 @@ fn outputs_and_gradients_follow_the_formula() {
 
 type T = A<crate::support::runtime::Flex>;
 
-/// Bit for bit: the base has the same codes, and everything else is equal.
-#[test]
-fn gradients_are_those_beside_the_decoded_values() {
-    // Scales are powers of two, which a cast of the decoded values reproduces.
-    for recipe in [Recipe::Rowwise, Recipe::Mxfp8] {
-        let config = Float8Config::new(recipe);
-        let (model, _) = config.apply::<T, _>(Pair::new().no_grad()).unwrap();
-        let (codes, _) = weights::fp8_only(model).unwrap();
-        let mut decoded = Pair::<T>::new();
-        decoded.q_proj.weight = Param::from_tensor(tensor(values(codes.q_proj.weight.val()), [K, N]));
-        decoded.lm_head.weight = Param::from_tensor(tensor(values(codes.lm_head.weight.val()), [N, 20]));
-        let (decoded, _) = config.apply::<T, _>(decoded.no_grad()).unwrap();
-        let lora = lora::<crate::support::runtime::Flex, _>(&codes);
-        let [got, want] = [codes, decoded].map(|model| {
-            let adapted = lora.attach(model, None);
-            run(&lora, |x| adapted.forward(x))
-        });
-        assert_eq!(got, want, "{recipe}");
-    }
-}
-
 #[test]
 fn new_adapters_change_nothing() {
     let (model, _) = Float8Config::tensorwise().apply::<T, _>(Pair::new()).unwrap();
@@ -152,7 +131,9 @@ fn adapters_add_up() {
             assert!(max_error(got, want) <= 0.02 * f64::from(largest));
         }
     }
-    let merged = values(without_float8(two.merge(one.attach(base.clone(), None))).forward(x()).inner());
+    let merged = two.merge(one.attach(base.clone(), None));
+    assert!(report(&merged).layers.iter().any(|layer| layer.name == "q_proj"), "it keeps its layer");
+    let merged = values(without_float8(merged).forward(x()).inner());
     let attached = values(without_float8(both.clone()).forward(x()).inner());
     let largest = attached.iter().fold(0.0f32, |max, x| max.max(x.abs()));
     assert!(max_error(&merged, &attached) <= 1e-5 * f64::from(largest));
@@ -162,19 +143,37 @@ fn adapters_add_up() {
     );
 }
 
+/// A merged weight is a parameter of its own: it trains if its base does, and no gradient reaches
+/// the adapters.
 #[test]
-fn merged_weights_give_the_same() {
-    let model = Pair::<T>::new().no_grad();
-    let lora = lora::<crate::support::runtime::Flex, _>(&model);
-    let (model, _) = Float8Config::tensorwise().apply::<T, _>(model).unwrap();
-    let want = values(without_float8(lora.attach(model.clone(), None)).forward(x()).inner());
-    let merged = lora.merge(model);
-    let names = |model: &Pair<T>| report(model).layers.into_iter().map(|layer| layer.name).collect::<Vec<_>>();
-    assert!(names(&merged).contains(&"q_proj".to_string()), "{:?}", names(&merged));
-    let merged = without_float8(merged);
-    let got = values(merged.forward(x()).inner());
-    let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-    assert!(max_error(&got, &want) <= 1e-6 * f64::from(largest));
+fn a_merged_model_trains() {
+    for is_trained in [true, false] {
+        let (mut base, _) = Float8Config::tensorwise().apply::<T, _>(Pair::new()).unwrap();
+        if !is_trained {
+            base.q_proj = base.q_proj.no_grad();
+        }
+        let lora = lora::<crate::support::runtime::Flex, _>(&base);
+        let (merged, _) = Float8Config::tensorwise().apply(lora.merge(base.clone())).unwrap();
+        let grads = merged.forward(x()).powf_scalar(2.0).mean().backward();
+        assert_eq!(merged.q_proj.weight.grad(&grads).is_some(), is_trained);
+        assert!(lora.adapters[0].a.grad(&grads).is_none() && base.q_proj.weight.grad(&grads).is_none());
+    }
+}
+
+/// Adapters created, attached and merged without autodiff can train later, and so can the model.
+#[test]
+fn adapters_made_below_autodiff_train() {
+    type Below = Float8<crate::support::runtime::Flex>;
+    let linear = |k, n| LinearConfig::new(k, n).init::<Below>(&Default::default());
+    let new = || Pair { q_proj: linear(K, N), lm_head: linear(N, 20) };
+    let model = new();
+    let lora = config().init(&model, 1).unwrap();
+    for model in [lora.attach(new(), None), lora.merge(model)] {
+        let model = model.train::<T>();
+        assert!(model.q_proj.weight.is_require_grad() && model.lm_head.weight.is_require_grad());
+    }
+    let lora = lora.train::<T>();
+    assert!(lora.adapters[0].a.is_require_grad() && lora.adapters[0].b.is_require_grad());
 }
 
 #[test]

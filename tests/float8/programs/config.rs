@@ -104,9 +104,18 @@ fn layers_of_types_of_ones_own() {
     // Filters see the same names.
     let filtered = config.with_filter_fqns(["down"]).apply(Custom::<B>::new()).unwrap().1;
     assert_eq!(filtered.skipped[0].0, "down.kernel");
-    let json = serde_json::to_string(&Float8Config::tensorwise().with_module_types(["Proj.kernel"])).unwrap();
+    let types = |names: &[&str]| Float8Config::tensorwise().with_module_types(names.iter().copied());
+    let json = serde_json::to_string(&types(&["Proj.kernel"])).unwrap();
     let read: Float8Config = serde_json::from_str(&json).unwrap();
     assert_eq!(read.apply(Custom::<B>::new()).unwrap().1.converted, ["down.kernel", "head"]);
+    // Two weights in one type have two names. A weight that the model lacks is an error.
+    let both = types(&["MyLinear", "MyLinear.table"]).apply(Custom::<B>::new()).unwrap().1;
+    assert_eq!(both.converted, ["up", "up.table", "head"]);
+    for wrong in ["MyLinear.weights", "Linear.bias"] {
+        let error = types(&["MyLinear", wrong]).apply(Custom::<B>::new()).unwrap_err().error;
+        let expected = format!("module_types = {wrong:?}: the model has no parameter of rank 2 that it names");
+        assert_eq!(error.to_string(), expected);
+    }
 }
 
 /// The order of builders does not matter.
@@ -174,30 +183,6 @@ fn a_clone_by_another_configuration() {
     assert_eq!(policies(&other), ["rowwise", "high precision: filter \"second\""]);
     let calls = |model: &Mlp<B>| ["first", "second"].map(|name| float8_calls(&layer_of(model, name))[0]);
     assert_eq!((calls(&model), calls(&other)), ([2, 2], [1, 0]));
-}
-
-/// A custom type that the model lacks is an error, like an unknown linear name. Two weights in one
-/// type have two names.
-#[test]
-fn custom_types_are_checked() {
-    #[derive(Module, Debug)]
-    struct Gate<B: Backend> {
-        weight: Param<Tensor<B, 2>>,
-        gate: Param<Tensor<B, 2>>,
-        scale: Param<Tensor<B, 1>>,
-    }
-    let gate = || {
-        let weight = |seed| Param::from_tensor(tensor::<B, 2>([D, D], seed));
-        Gate { weight: weight(1), gate: weight(2), scale: Param::from_tensor(tensor([D], 3)) }
-    };
-    let types = |names: &[&str]| Float8Config::tensorwise().with_module_types(names.iter().copied());
-    assert_eq!(types(&["Gate", "Gate.gate"]).apply(vec![gate()]).unwrap().1.converted, ["0", "0.gate"]);
-    assert_eq!(types(&["Gate.gate"]).apply(gate()).unwrap().1.converted, ["gate"]);
-    for wrong in ["Gate.weights", "Gate.scale"] {
-        let error = types(&["Gate", wrong]).apply(gate()).unwrap_err().error;
-        let expected = format!("module_types = {wrong:?}: the model has no parameter of rank 2 that it names");
-        assert_eq!(error.to_string(), expected);
-    }
 }
 
 /// There is no state before a configuration is applied.

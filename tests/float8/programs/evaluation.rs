@@ -1,7 +1,7 @@
 //! Evaluations of the model, of an average or of a target network between forward and backward
 //! change nothing. Losses, amax histories and samples equal a run without them, bit for bit.
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::{
@@ -9,7 +9,9 @@ use burn_float8::{
 };
 
 use crate::programs::support::models::{Attention, D};
-use crate::programs::support::{B, F8, applied, bits, own_report, tensor, unrelated_backward, with_parameters};
+use crate::programs::support::{
+    B, F8, applied, bits, float8_calls, own_report, tensor, unrelated_backward, with_parameters,
+};
 
 const STEPS: u64 = 4;
 
@@ -44,12 +46,14 @@ fn follow(average: Attention<B>, model: &Attention<B>) -> Attention<B> {
 }
 
 /// Results of a run.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 struct Run {
     losses: Vec<u32>,
     state: Float8State,
     /// Health statistics of all operands of each layer, after each step.
     samples: Vec<String>,
+    /// FP8 calls of dgrad and wgrad of each layer.
+    backward_calls: Vec<[u64; 2]>,
 }
 
 fn samples(layers: &[LayerReport]) -> String {
@@ -60,38 +64,66 @@ fn samples(layers: &[LayerReport]) -> String {
     layers.iter().map(health).collect::<Vec<_>>().join("\n")
 }
 
-/// Two micro-batches per step. Calls `evaluate` with the model and its average at each place.
-fn run(recipe: Recipe, evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, Place)) -> Run {
+/// Time of an evaluation in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    BeforeForward,
+    /// Between a forward and its backward.
+    BeforeBackward,
+    /// The same, on another thread.
+    OnAnotherThread,
+    /// On another thread during backward. Not with linears of a graph: two threads that use one
+    /// graph may deadlock in Burn's autodiff.
+    DuringBackward,
+    /// Between the last backward and the optimizer.
+    BeforeStep,
+    /// After the optimizer. The next step has not begun if steps begin manually.
+    AfterStep,
+}
+
+/// Evaluates the model or its average, on other data or on the batch itself.
+type Evaluate = fn(&Attention<B>, &Attention<B>, u64);
+
+/// Two micro-batches per step. Steps may begin manually.
+fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Place)>) -> Run {
     let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
     let mut model: Attention<B> = applied(&config, Attention::new());
     let mut average = model.clone().no_grad();
     let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
-    let mut run = Run { losses: vec![], state: Float8State::default(), samples: vec![] };
+    let mut run = Run::default();
+    let evaluate_at = |place, model: &Attention<B>, average: &Attention<B>, seed| {
+        if let Some((evaluate, _)) = evaluation.filter(|(_, at)| *at == place) {
+            evaluate(model, average, seed);
+        }
+    };
     for step in 0..STEPS {
-        let mut accumulator = burn::optim::GradientsAccumulator::new();
+        if begins_manually {
+            begin_float8_step(&model);
+        }
+        let mut accumulator = GradientsAccumulator::new();
         for micro_batch in 0..2 {
             let seed = 2 * step + micro_batch;
+            evaluate_at(Place::BeforeForward, &model, &average, seed);
             let loss = model.forward(x(seed)).powf_scalar(2.0).mean();
             run.losses.extend(bits(loss.clone()));
-            evaluate(&model, &average, seed, Place::BeforeBackward);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            accumulator.accumulate(&model, grads);
+            evaluate_at(Place::BeforeBackward, &model, &average, seed);
+            let grads = std::thread::scope(|scope| {
+                scope.spawn(|| evaluate_at(Place::OnAnotherThread, &model, &average, seed)).join().expect("no panic");
+                scope.spawn(|| evaluate_at(Place::DuringBackward, &model, &average, seed));
+                loss.backward()
+            });
+            accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
         }
-        evaluate(&model, &average, step, Place::BeforeStep);
+        evaluate_at(Place::BeforeStep, &model, &average, step);
         run.samples.push(samples(&own_report(&model).layers));
         model = optimizer.step(1e-2, model, accumulator.grads());
         average = follow(average, &model);
+        evaluate_at(Place::AfterStep, &model, &average, step);
     }
     run.state = Float8State::export(&model);
+    let layers = own_report(&model).layers;
+    run.backward_calls = layers.iter().map(|l| [float8_calls(l)[1], float8_calls(l)[2]]).collect();
     run
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
-    /// Between a forward and its backward.
-    BeforeBackward,
-    /// Between the last backward and the optimizer.
-    BeforeStep,
 }
 
 /// Larger than any input, so that a trace of it is visible.
@@ -99,112 +131,104 @@ fn other<A: Backend>(seed: u64) -> Tensor<A, 3> {
     tensor::<A, 3>([2, 4, D], 500 + seed) * 100.0
 }
 
-/// Evaluates the model or its average, on other data or on the batch itself.
-type Evaluate = fn(&Attention<B>, &Attention<B>, u64);
+const VALID: Evaluate = |model, _, seed| drop(model.valid().forward(other::<F8>(seed)));
+/// Its forward looks like a training forward until backward skips it.
+const GRAPH: Evaluate = |model, _, seed| drop(model.forward(other::<B>(seed)).detach());
+const AVERAGE: Evaluate = |_, average, seed| drop(average.valid().forward(other::<F8>(seed)));
+/// Untracked, in the same forward pass.
+const TARGET: Evaluate = |_, target, seed| drop(target.forward(other::<B>(seed)).detach());
 
-/// Another graph's backward drops the tensors that an evaluation saved.
-const EVALUATIONS: [(&str, Evaluate); 7] = [
-    ("valid", |model, _, seed| drop(model.valid().forward(other::<F8>(seed)))),
-    ("valid on the batch", |model, _, seed| drop(model.valid().forward(x::<F8>(seed)))),
-    // Its forward looks like a training forward until backward skips it.
-    ("autodiff", |model, _, seed| drop(model.forward(other::<B>(seed)).detach())),
-    ("average", |_, average, seed| drop(average.valid().forward(other::<F8>(seed)))),
-    // Untracked, in the same forward pass.
-    ("target network", |_, target, seed| drop(target.forward(other::<B>(seed)).detach())),
-    ("target network on the batch", |_, target, seed| {
-        target.forward(x::<B>(seed));
-        unrelated_backward();
-    }),
-    ("dropped elsewhere", |model, _, seed| {
-        with_parameters(model.clone(), 9).forward(x::<B>(seed));
-        std::thread::spawn(unrelated_backward).join().unwrap();
-    }),
+/// Evaluations in automatic steps. Another graph's backward drops the tensors that an evaluation
+/// saved.
+const EVALUATIONS: [(&str, Evaluate, Place); 14] = [
+    ("valid", VALID, Place::BeforeBackward),
+    ("valid", VALID, Place::OnAnotherThread),
+    ("valid", VALID, Place::DuringBackward),
+    // Backward is over for these tensors, but no weight is updated yet.
+    ("valid", VALID, Place::BeforeStep),
+    ("valid on the batch", |model, _, seed| drop(model.valid().forward(x::<F8>(seed))), Place::BeforeBackward),
+    ("graph", GRAPH, Place::BeforeBackward),
+    ("graph", GRAPH, Place::OnAnotherThread),
+    ("graph that is kept", |model, _, seed| std::mem::forget(model.forward(other::<B>(seed))), Place::BeforeBackward),
+    (
+        "graph dropped before",
+        |model, _, seed| {
+            model.forward(other::<B>(seed));
+            unrelated_backward();
+        },
+        Place::BeforeForward,
+    ),
+    (
+        "graph dropped elsewhere",
+        |model, _, seed| {
+            with_parameters(model.clone(), 9).forward(x::<B>(seed));
+            std::thread::spawn(unrelated_backward).join().unwrap();
+        },
+        Place::BeforeBackward,
+    ),
+    ("average", AVERAGE, Place::BeforeBackward),
+    ("target network", TARGET, Place::BeforeBackward),
+    ("target network", TARGET, Place::OnAnotherThread),
+    (
+        "target network on the batch",
+        |_, target, seed| {
+            target.forward(x::<B>(seed));
+            unrelated_backward();
+        },
+        Place::BeforeBackward,
+    ),
 ];
 
-/// Between a forward and its backward, or before the optimizer's step.
 #[test]
 fn evaluations_leave_no_trace() {
     for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
-        let without = run(recipe, |_, _, _, _| ());
+        let without = run(recipe, false, None);
         assert_eq!(without.state.step, STEPS);
-        for (name, evaluate) in EVALUATIONS {
-            for place in [Place::BeforeBackward, Place::BeforeStep] {
-                // Backward is over for these tensors, but no weight is updated yet.
-                if place == Place::BeforeStep && name != "valid" {
-                    continue;
-                }
-                let with = run(recipe, |model, average, seed, at| {
-                    if at == place {
-                        evaluate(model, average, seed);
-                    }
-                });
-                assert_eq!(with, without, "{recipe} {name} {place:?}");
-            }
+        for (name, evaluate, place) in EVALUATIONS {
+            assert_eq!(run(recipe, false, Some((evaluate, place))), without, "{recipe} {name} {place:?}");
         }
     }
 }
 
-/// Steps begun manually. Calls `evaluate` before backward and after the optimizer's step.
-fn by_hand(evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, bool)) -> (Vec<u32>, Float8State) {
-    let mut model: Attention<B> = applied(&Float8Config::new(Recipe::Delayed), Attention::new());
-    let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
-    let mut average = model.clone().no_grad();
-    let mut losses = vec![];
-    for step in 0..STEPS {
-        begin_float8_step(&model);
-        let loss = model.forward(x(step)).powf_scalar(2.0).mean();
-        losses.extend(bits(loss.clone()));
-        evaluate(&model, &average, step, false);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(1e-2, model, grads);
-        average = follow(average, &model);
-        evaluate(&model, &average, step, true);
+/// An evaluation may read the new weights before their step has begun.
+#[test]
+fn evaluating_leaves_no_trace_where_steps_begin_manually() {
+    let without = run(Recipe::Delayed, true, None);
+    for (evaluate, place) in
+        [VALID, AVERAGE].into_iter().flat_map(|e| [(e, Place::BeforeBackward), (e, Place::AfterStep)])
+    {
+        assert_eq!(run(Recipe::Delayed, true, Some((evaluate, place))), without, "{place:?}");
     }
-    (losses, Float8State::export(&model))
 }
 
-/// The same for a model whose steps begin manually, also if the evaluation reads the new weights
-/// before their step has begun.
+/// Generating token by token casts each weight once, in fprop's orientation, and takes no
+/// statistics. This holds after training too, also if it recasts each time.
 #[test]
-fn evaluating_leaves_no_trace_where_steps_begin_by_hand() {
-    let without = by_hand(|_, _, _, _| ());
-    let evaluated = by_hand(|model, average, step, after_step| {
-        average.valid().forward(other::<F8>(step));
-        if !after_step {
-            model.valid().forward(other::<F8>(step));
-        }
-    });
-    assert_eq!(evaluated, without);
-    let evaluated = by_hand(|model, _, step, after_step| {
-        if after_step {
-            model.valid().forward(other::<F8>(step));
-        }
-    });
-    assert_eq!(evaluated, without);
-}
-
-/// Generating token by token casts each weight once, in fprop's orientation. This holds also if
-/// training recasts it each time.
-#[test]
-fn a_model_that_was_trained_holds_one_copy_of_each_weight() {
-    for recipe in [Recipe::Tensorwise, Recipe::Rowwise] {
-        let recipe = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(true);
-        for config in [Float8Config::from(recipe.clone()), Float8Config::new(recipe.recipe())] {
-            let model = applied::<B, _>(&config, Attention::new());
-            let mut optimizer = AdamWConfig::new().init();
-            let grads = model.forward(x(1)).mean().backward();
-            let grads = GradientsParams::from_grads(grads, &model);
-            let model = optimizer.step(0.01, model, grads).valid();
+fn a_model_that_is_evaluated_holds_one_copy_of_each_weight() {
+    // The inputs of this thread's last linears stay alive.
+    let flush = || drop(applied::<F8, _>(&Float8Config::tensorwise(), Attention::new()).forward(x(9)));
+    for (recipe, recomputes) in [Recipe::Tensorwise, Recipe::Rowwise].into_iter().flat_map(|r| [(r, true), (r, false)])
+    {
+        let linear = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(recomputes);
+        let config = Float8Config::from(linear).with_statistics(StatisticsConfig::every(1));
+        let new = applied::<B, _>(&config, Attention::new());
+        let trained = applied::<B, _>(&config, Attention::new());
+        let grads = GradientsParams::from_grads(trained.forward(x(1)).mean().backward(), &trained);
+        let trained = AdamWConfig::new().init().step(0.01, trained, grads);
+        let below = applied::<F8, _>(&config, Attention::new());
+        for (model, is_new) in [(trained.valid(), false), (new.valid(), true), (below, true)] {
             let before: Vec<_> = own_report(&model).layers.iter().map(|l| l.casts[1]).collect();
-            for token in 0..5 {
-                model.forward(x::<F8>(token));
-            }
-            // The inputs of this thread's last linears stay alive, too.
-            let other: Attention<F8> = applied(&Float8Config::new(Recipe::Rowwise), Attention::new());
-            other.forward(x(9));
+            (0..5).for_each(|token| drop(model.forward(x::<F8>(token))));
+            flush();
             for (layer, before) in own_report(&model).layers.iter().zip(before) {
                 assert_eq!((layer.casts[1] - before, layer.live_copies), (1, 1), "{config:?} {}", layer.name);
+                let is_sampled = layer.fprop.operands.iter().any(|operand| operand.health.is_some());
+                assert!(!is_new || !is_sampled, "{}", layer.name);
             }
         }
+        let frozen = new.no_grad();
+        frozen.forward(x(1));
+        flush();
+        assert_eq!(own_report(&frozen).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 5]);
     }
 }

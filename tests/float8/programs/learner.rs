@@ -17,22 +17,36 @@ fn mean(history: &[(usize, u32)], epoch: usize) -> f32 {
     losses.iter().sum::<f32>() / losses.len() as f32
 }
 
+/// One device, and two workers on one CPU, whose losses arrive in any order.
 #[test]
 fn the_learner_trains() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = trainable(&Float8Config::tensorwise().with_strict(true), 1);
-    let ([train, valid], trained) = fit(model, folder.path(), 6, RATE, |training| training);
-    assert_eq!((train.len(), valid.len()), (6 * 4, 6 * 2));
-    assert!(mean(&train, 6) < 0.8 * mean(&train, 1), "{} {}", mean(&train, 1), mean(&train, 6));
-    let report = own_report::<F8, _>(&trained);
-    for l in &report.layers {
-        // Training batches, plus the forwards of validation.
-        assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [6 * 4 + 6 * 2, 6 * 4], "{}", l.name);
-        assert_eq!(l.totals().high_precision, 0, "{}", l.name);
+    let run = |recipe, devices: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        let model = trainable(&Float8Config::new(recipe).with_strict(true), 1);
+        let ([mut train, valid], trained) = fit(model, folder.path(), 5, RATE, |training| {
+            let devices = vec![Default::default(); devices];
+            let strategy = ExecutionStrategy::<B>::multi(devices, MultiDeviceOptim::OptimMainDevice);
+            training.with_training_strategy(strategy.into())
+        });
+        train.chunks_mut(devices).for_each(|losses| losses.sort());
+        // Each device has its part of the rows, in batches of three.
+        assert_eq!((train.len(), valid.len()), (5 * 4, 5 * 2));
+        let report = own_report::<F8, _>(&trained);
+        for l in &report.layers {
+            // Training batches, and the forwards of validation.
+            assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [5 * 4 + 5 * 2, 5 * 4], "{recipe} {}", l.name);
+            assert_eq!(l.totals().high_precision, 0, "{recipe} {}", l.name);
+        }
+        report.verify().unwrap();
+        // The last validation has begun the next step.
+        assert_eq!(Float8State::export::<F8, _>(&trained.net).step, 5 * STEPS / devices as u64 + 1, "{recipe}");
+        (train, valid)
+    };
+    for (recipe, devices) in [Recipe::Tensorwise, Recipe::Delayed].into_iter().flat_map(|r| [(r, 1), (r, 2)]) {
+        let (train, valid) = run(recipe, devices);
+        assert!(mean(&train, 5) < 0.9 * mean(&train, 1), "{recipe}");
+        assert_eq!(run(recipe, devices), (train, valid), "{recipe}: whichever worker is first");
     }
-    report.verify().unwrap();
-    // The last validation has begun the next step.
-    assert_eq!(Float8State::export::<F8, _>(&trained.net).step, 6 * STEPS + 1);
 }
 
 /// Four epochs without interruption, against two epochs and two more in a new model restored from
@@ -66,33 +80,4 @@ fn a_resumed_run_goes_on_bit_for_bit() {
     // Without the state the first losses differ already, so the test can fail.
     let [resumed, uninterrupted] = resumes(|seed| Stateless { net: net(&config, seed) });
     assert_ne!(resumed[0][0], uninterrupted[0][0]);
-}
-
-/// Two workers on one CPU, whose losses arrive in any order.
-#[test]
-fn the_learner_runs_on_two_devices() {
-    let run = |recipe| {
-        let folder = tempfile::tempdir().unwrap();
-        let model = trainable(&Float8Config::new(recipe).with_strict(true), 1);
-        let devices = vec![Default::default(); 2];
-        let strategy = ExecutionStrategy::<B>::multi(devices, MultiDeviceOptim::OptimMainDevice);
-        let ([mut train, valid], trained) =
-            fit(model, folder.path(), 5, RATE, |training| training.with_training_strategy(strategy.into()));
-        train.chunks_mut(2).for_each(|pair| pair.sort());
-        // Six rows in batches of three for each device.
-        assert_eq!((train.len(), valid.len()), (5 * 4, 5 * 2));
-        let report = own_report::<F8, _>(&trained);
-        report.verify().unwrap();
-        for l in &report.layers {
-            assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [5 * 4 + 5 * 2, 5 * 4], "{recipe} {}", l.name);
-            assert_eq!(l.totals().high_precision, 0, "{recipe} {}", l.name);
-        }
-        assert_eq!(Float8State::export::<F8, _>(&trained.net).step, 5 * 2 + 1, "{recipe}: the optimizer's steps");
-        (train, valid)
-    };
-    for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
-        let (train, valid) = run(recipe);
-        assert!(mean(&train, 5) < 0.9 * mean(&train, 1), "{recipe}");
-        assert_eq!(run(recipe), (train, valid), "{recipe}: whichever worker is first");
-    }
 }

@@ -1,21 +1,17 @@
 //! A linear is one autodiff node, which keeps the inputs of its backward. Its y, gradients, counts
 //! and histories equal a separate linear's bit for bit, for any other operations in or next to its
 //! graph.
-use std::cell::RefCell;
 
-use burn::module::{AutodiffModule, Module};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{
-    Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, float8_autocast, set_float8_enabled,
-};
+use burn_float8::{Float8Config, Float8LinearConfig, Recipe, float8_autocast, set_float8_enabled};
 
 use crate::programs::support::models::{D, Mlp};
 use crate::programs::support::{
-    B, F8, Plain, applied, bits, constant, float8_calls, has_float8_wgrad, high_precision_calls, layer_of, own_report,
-    tensor, train, unrelated_backward, values,
+    B, F8, Plain, applied, bits, constant, float8_calls, has_float8_wgrad, high_precision_calls, layer_of, tensor,
+    train, values,
 };
 
 const M: usize = 9;
@@ -39,11 +35,6 @@ fn input(step: u64) -> Tensor<B, 2> {
     tensor::<B, 2>([6, D], step) * (1.0 + step as f32)
 }
 
-/// Larger than any input, so that a trace of it is visible.
-fn larger(step: u64) -> Tensor<B, 2> {
-    tensor::<B, 2>([6, D], 500 + step) * 100.0
-}
-
 fn loss(y: Tensor<B, 2>) -> Tensor<B, 1> {
     y.powf_scalar(2.0).mean()
 }
@@ -58,15 +49,6 @@ fn calls(model: &Mlp<B>) -> [[[u64; 3]; 2]; 2] {
         let layer = layer_of(model, name);
         [float8_calls(&layer), high_precision_calls(&layer)]
     })
-}
-
-/// Last statistics of every operand.
-fn health(model: &Mlp<B>) -> Vec<String> {
-    let layers = own_report(model).layers;
-    let gemms = layers.iter().flat_map(|l| l.gemms().map(|(gemm, calls)| (l, gemm, calls)));
-    gemms
-        .map(|(l, gemm, calls)| format!("{} {gemm} {:?}", l.name, calls.operands.each_ref().map(|o| &o.health)))
-        .collect()
 }
 
 /// Two uses of one linear in one graph, each in FP8 or not: gradients are the sum of both separate
@@ -190,123 +172,6 @@ fn one_x_into_two_recipes() {
             assert_eq!(both.3.is_some(), is_tracked, "{what}");
             let dx = of_a.3.zip(of_b.3).map(|(a, b)| bits(a + b));
             assert_eq!(both.3.map(bits), dx, "{what}: dx");
-        }
-    }
-}
-
-/// Fate of a graph without a backward.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Unread {
-    DroppedBefore,
-    DroppedBetween,
-    Kept,
-}
-
-#[test]
-fn a_graph_without_a_backward_has_run_fprop_alone() {
-    const STEPS: u64 = 4;
-    for recipe in [Recipe::Delayed, Recipe::Tensorwise, Recipe::Mxfp8] {
-        let run = |unread: Option<Unread>| {
-            let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
-            let kept = RefCell::new(vec![]);
-            let (model, losses) = train(applied(&config, Mlp::<B>::new()), 0..STEPS, |m, step| {
-                let other = || loss(m.forward(larger(step)));
-                if unread == Some(Unread::DroppedBefore) {
-                    drop(other());
-                    unrelated_backward();
-                }
-                let y = m.forward(input(step));
-                match unread {
-                    Some(Unread::DroppedBetween) => {
-                        drop(other());
-                        unrelated_backward();
-                    }
-                    Some(Unread::Kept) => kept.borrow_mut().push(other()),
-                    _ => {}
-                }
-                loss(y)
-            });
-            ((losses, Float8State::export(&model), health(&model)), calls(&model))
-        };
-        let (expected, calls) = run(None);
-        assert_eq!(calls, [[[STEPS, 0, STEPS], [0; 3]], [[STEPS; 3], [0; 3]]], "{recipe}");
-        for unread in [Unread::DroppedBefore, Unread::DroppedBetween, Unread::Kept] {
-            let (got, calls) = run(Some(unread));
-            assert_eq!(got, expected, "{recipe} {unread:?}");
-            let both = [[2 * STEPS, 0, STEPS], [2 * STEPS, STEPS, STEPS]];
-            assert_eq!(calls, both.map(|float8| [float8, [0; 3]]), "{recipe} {unread:?}");
-        }
-    }
-}
-
-/// Place of an evaluation between a forward and its backward.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
-    Here,
-    OnAnotherThread,
-    /// On another thread during backward. Not with linears of a graph: two threads that use one
-    /// graph may deadlock in Burn's autodiff.
-    DuringBackward,
-}
-
-impl Place {
-    fn run<T>(self, evaluate: impl Fn() + Sync, backward: impl FnOnce() -> T) -> T {
-        std::thread::scope(|scope| match self {
-            Self::Here => {
-                evaluate();
-                backward()
-            }
-            Self::OnAnotherThread => {
-                scope.spawn(&evaluate).join().expect("no panic");
-                backward()
-            }
-            Self::DuringBackward => {
-                let evaluation = scope.spawn(&evaluate);
-                let done = backward();
-                evaluation.join().expect("no panic");
-                done
-            }
-        })
-    }
-}
-
-/// Evaluates other data with the model, with its copy without gradients, or below autodiff.
-#[test]
-fn an_evaluation_between_forward_and_backward_leaves_no_trace() {
-    const STEPS: u64 = 4;
-    type Evaluate = fn(&Mlp<B>, u64);
-    let valid: Evaluate = |m, step| drop(m.valid().forward(larger(step).inner()));
-    let evaluations: [(Evaluate, Place); 5] = [
-        (valid, Place::OnAnotherThread),
-        (valid, Place::DuringBackward),
-        (|m, step| drop(m.clone().no_grad().forward(larger(step))), Place::OnAnotherThread),
-        (|m, step| drop(m.forward(larger(step))), Place::Here),
-        (|m, step| drop(m.forward(larger(step))), Place::OnAnotherThread),
-    ];
-    for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
-        let run = |evaluation: Option<(Evaluate, Place)>| {
-            let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
-            let mut model: Mlp<B> = applied(&config, Mlp::new());
-            let mut optimizer = AdamWConfig::new().init::<B, Mlp<B>>();
-            let mut gradients = vec![];
-            for step in 0..STEPS {
-                let loss = loss(model.forward(input(step)));
-                let grads = match evaluation {
-                    Some((evaluate, place)) => place.run(|| evaluate(&model, step), || loss.backward()),
-                    None => loss.backward(),
-                };
-                gradients.push(dws(&model, &grads));
-                let grads = GradientsParams::from_grads(grads, &model);
-                model = optimizer.step(1e-2, model, grads);
-            }
-            let backward_calls =
-                calls(&model).map(|[[_, dgrad, wgrad], high_precision]| (dgrad, wgrad, high_precision));
-            (gradients, Float8State::export(&model), health(&model), backward_calls)
-        };
-        let expected = run(None);
-        assert_eq!(expected.1.step, STEPS);
-        for (i, evaluation) in evaluations.into_iter().enumerate() {
-            assert_eq!(run(Some(evaluation)), expected, "{recipe}, evaluation {i}");
         }
     }
 }

@@ -2,13 +2,12 @@
 //! evaluation alone.
 use std::sync::Barrier;
 
-use burn::module::{AutodiffModule, Module};
-use burn::nn::{Linear, LinearConfig};
+use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::{
-    FallbackConfig, Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, float8_autocast,
-    set_float8_enabled, without_float8,
+    FallbackConfig, Float8Config, Float8State, Recipe, StatisticsConfig, float8_autocast, set_float8_enabled,
+    without_float8,
 };
 
 use crate::programs::support::models::{Attention, D, Mlp};
@@ -144,38 +143,6 @@ fn disabled_linears_leave_no_statistics() {
     }
 }
 
-/// One after the other, with a penalty that saves the weight too, in more uses than a record of
-/// matmuls holds, and by matmul.
-#[test]
-fn uses_of_a_weight_keep_the_precision_of_their_forward() {
-    let config = Float8Config::from(Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true));
-    let new = || applied::<B, Linear<B>>(&config, LinearConfig::new(D, D).init(&Default::default()));
-    let counts = |l: &Linear<B>| {
-        let l = layer_of(l, "linear");
-        [float8_calls(&l), high_precision_calls(&l)]
-    };
-    let input = || x::<B>(1).require_grad();
-    for is_before in [true, false] {
-        let l = new();
-        let penalty = || l.weight.val().powf_scalar(2.0).sum();
-        let before = is_before.then(penalty);
-        let y = float8_autocast(false, || l.forward(input())).sum();
-        (y + before.unwrap_or_else(penalty)).backward();
-        assert_eq!(counts(&l), [[0; 3], [1; 3]], "{is_before}");
-    }
-    for is_on in [true, false] {
-        let l = new();
-        let y = (0..1100).fold(input(), |x, _| float8_autocast(is_on, || l.forward(x).tanh()));
-        let y = float8_autocast(is_on, || y.matmul(l.weight.val()));
-        float8_autocast(!is_on, || y.sum().backward());
-        let mut want = [[1101; 3], [0; 3]];
-        if !is_on {
-            want.reverse();
-        }
-        assert_eq!(counts(&l), want);
-    }
-}
-
 /// Off on this thread and FP8 on the other, at the same time on the same model.
 #[test]
 fn autocast_switches_off_in_one_thread_of_two() {
@@ -203,41 +170,4 @@ fn autocast_switches_off_in_one_thread_of_two() {
     });
     assert_eq!(off, vec![without(); 5]);
     assert_eq!(on, vec![float8; 5]);
-}
-
-/// A model that is only evaluated takes no statistics and keeps one FP8 copy of each weight, cast
-/// once.
-#[test]
-fn an_evaluation_only_model_costs_little() {
-    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));
-    let model = Attention::<F8>::new();
-    let model = applied(&config, model);
-    let x = |seed| tensor::<F8, 3>([2, 4, D], seed);
-    for seed in 0..4 {
-        model.forward(x(seed));
-    }
-    // The last activations stay alive until the thread's next linears.
-    let other: Attention<F8> = applied(&Float8Config::tensorwise(), Attention::new());
-    other.forward(x(5));
-    for l in own_report(&model).layers {
-        assert_eq!(l.live_copies, 1, "{}", l.name);
-        assert_eq!(l.casts[1], 1, "{}", l.name);
-        for (gemm, calls) in l.gemms() {
-            assert!(calls.operands.iter().all(|operand| operand.health.is_none()), "{} {gemm}", l.name);
-        }
-    }
-}
-
-/// A `valid` copy of a model that never trained, and a model under autodiff without gradients.
-#[test]
-fn evaluation_holds_one_copy_of_each_weight() {
-    let flush = || drop(applied(&Float8Config::tensorwise(), Attention::<F8>::new()).forward(tensor([2, 4, D], 9)));
-    let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
-    model.valid().forward(tensor([2, 4, D], 1));
-    flush();
-    assert_eq!(own_report(&model).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 5]);
-    let frozen: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new().no_grad());
-    frozen.forward(tensor([2, 4, D], 1));
-    flush();
-    assert_eq!(own_report(&frozen).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 5]);
 }

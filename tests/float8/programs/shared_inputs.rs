@@ -1,11 +1,10 @@
 //! Several linears, models or graphs read the same x: each keeps its recipe, histories and
 //! gradients.
-use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_float8::{Float8Config, Float8State, Recipe, without_float8};
+use burn_float8::{Float8Config, Recipe, without_float8};
 
 use crate::programs::support::models::{D, Mlp};
-use crate::programs::support::{B, applied, bits, tensor, train, with_parameters};
+use crate::programs::support::{B, applied, bits, tensor};
 
 fn x(seed: u64) -> Tensor<B, 2> {
     tensor([6, D], seed)
@@ -52,27 +51,4 @@ fn two_models_on_one_batch() {
         let grads = (loss(float8.forward(x.clone())) + loss(other.forward(x))).backward();
         assert_eq!([dw(&float8, &grads), dw(&other, &grads)], want);
     }
-}
-
-/// Two models with delayed scaling use separate histories, also for an x that the other has already
-/// cast.
-#[test]
-fn models_applied_apart_have_histories_apart() {
-    const STEPS: u64 = 4;
-    let delayed = Float8Config::new(Recipe::Delayed);
-    let run = |beside: bool| {
-        let teacher = applied(&delayed, Mlp::<B>::new()).no_grad();
-        let student = delayed.apply(with_parameters::<B, _>(Mlp::new(), 7)).unwrap().0;
-        let (student, losses) = train(student, 0..STEPS, |student, step| {
-            let x = x(step) * (1.0 + step as f32);
-            if beside {
-                teacher.forward(x.clone());
-            }
-            loss(student.forward(x))
-        });
-        (losses, Float8State::export(&student))
-    };
-    let (losses, state) = run(true);
-    assert!(state.layers["first"].input.is_some());
-    assert_eq!((losses, state), run(false));
 }

@@ -200,15 +200,3 @@ fn copies_of_untagged_models_live_no_longer_either() {
         assert_eq!(live(&model), 0);
     });
 }
-
-#[test]
-fn in_a_file() {
-    for (name, untagged) in
-        [("high_precision", Untagged::HighPrecision), ("default", Untagged::Default), ("error", Untagged::Error)]
-    {
-        let config: Float8Config = serde_json::from_str(&format!(r#"{{"untagged": "{name}"}}"#)).unwrap();
-        assert_eq!(config, with(untagged));
-        let json = serde_json::to_string(&with(untagged)).unwrap();
-        assert_eq!(serde_json::from_str::<Float8Config>(&json).unwrap(), with(untagged), "{json}");
-    }
-}

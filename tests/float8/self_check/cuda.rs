@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 
 use burn::backend::Flex;
+use burn::tensor::TensorData;
+use burn::tensor::ops::AttentionModuleOptions;
 use burn_cubecl::CubeBackend;
-use burn_float8::{Float8Config, Float8Error, Monitor, Recipe, Report, report};
+use burn_float8::backend::Float8Backend;
+use burn_float8::{Float8Config, Float8Error, Monitor, Recipe, Report, nn, report};
 use burn_fusion::Fusion;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, take_waits};
 use codegen::fault::{Fault, inject};
@@ -174,6 +177,60 @@ fn two_wrong_gemms_leave_the_third() {
     let Some((_running, device)) = device(21, [refuse("gemm_")]) else { return };
     let error = layer::<Offline>(&Float8Config::tensorwise(), &device).expect_err("nothing multiplies");
     assert!(matches!(&error, Float8Error::Preflight { what: "GEMM", .. }), "{error:?}");
+}
+
+/// If no GEMM is left, the host computes the step that has begun, and later ones run in high
+/// precision.
+#[test]
+fn without_a_gemm_the_host_ends_the_step() {
+    for (sms, recipe) in [(22, Recipe::Tensorwise), (23, Recipe::Mxfp8)] {
+        let Some((_running, device)) = device(sms, []) else { return };
+        let layer = layer::<Offline>(&Float8Config::new(recipe), &device).expect("the device computes");
+        // After the preflight. The emulated kernel reads codes that are not there.
+        ["gemm_hopper", "gemm_half"].into_iter().for_each(|kernel| inject(&device, kernel, Fault::Refuse));
+        inject(&device, "gemm_", Fault::Read(0, |codes| codes.rotate_left(codes.len() / 2)));
+        assert_right::<Offline>(recipe, &layer, &device);
+        let report = report(&layer);
+        assert_eq!(paths(&report).len(), 1, "{report}");
+        assert!(paths(&report)[0].starts_with("host (self-check of "), "{report}");
+        assert!(paths(&report)[0].ends_with("emulated failed)"), "{report}");
+        assert!(matches!(failed(&report), Float8Error::SelfCheck(_)));
+        assert_high_precision::<Offline>(&layer, &device);
+    }
+}
+
+/// Results of RMSNorm, SwiGLU, rotary positions and attention, and a gradient through all of them.
+fn fused<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
+    let x = crate::tensor::<B, 3>(1, [2, 50, 64], device).require_grad();
+    let [cos, sin] = [3, 4].map(|seed| crate::tensor::<B, 2>(seed, [50, 16], device));
+    let h = nn::rms_norm(x.clone(), crate::tensor::<B, 1>(2, [64], device), 1e-5);
+    let turned = nn::rotary(h.clone().reshape([2, 50, 2, 32]), cos, sin);
+    let y = nn::swiglu(h, x.clone() * 0.5);
+    let q = turned.clone().swap_dims(1, 2);
+    let attended = nn::attention(q.clone(), q.clone(), q, None, AttentionModuleOptions::default());
+    let grads = (y.clone().sum() + turned.clone().sum() + attended.clone().powf_scalar(2.0).sum()).backward();
+    let values = |data: TensorData| data.to_vec::<f32>().expect("f32");
+    let gradient = x.grad(&grads).expect("tracked").into_data();
+    [y.inner().into_data(), turned.inner().into_data(), attended.inner().into_data(), gradient].map(values).concat()
+}
+
+/// Burn's operations replace wrong fused kernels. Correct kernels stay in use.
+#[test]
+fn wrong_fused_kernels_end_in_burns_operations() {
+    let faults = ["rms_norm", "swiglu", "attention_"].map(|kernel| (kernel, Fault::Drop));
+    let Some((_running, device)) = device(29, faults) else { return };
+    let layer = layer::<Offline>(&Float8Config::tensorwise(), &device).expect("the device computes");
+    let got = fused::<Offline>(&device);
+    // Again, now that the wrong kernels are not launched any more.
+    assert_eq!(got, fused::<Offline>(&device));
+    // On CUDA Burn multiplies f32 in TF32.
+    assert!(relative_error(&got, &fused::<Flex>(&Default::default())) < 1e-3);
+    let report = report(&layer);
+    let calls: Vec<_> = report.self_check.failures.iter().map(|failure| &failure.call).collect();
+    for kernel in ["RmsNorm of", "RmsNorm backward", "SwiGlu of", "attention by tiles of"] {
+        assert!(calls.iter().any(|call| call.starts_with(kernel)), "{calls:?}");
+    }
+    assert!(!calls.iter().any(|call| call.contains("Rotary")), "{calls:?}");
 }
 
 /// Few rows have their own kernel. A wrong one leaves them to tensor cores, and does not affect

@@ -5,7 +5,6 @@ mod cuda;
 #[allow(dead_code)]
 #[path = "../support/mod.rs"]
 mod support;
-mod wgpu;
 
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Param, ParamId};

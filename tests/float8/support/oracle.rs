@@ -2,8 +2,8 @@
 //! time.
 use burn_float8::Float8LinearConfig;
 use burn_float8::config::{CastConfig, Operand};
-use checks::{Element, Factor, HostMatrix, products};
 use float8_kernels::{Cast, reference};
+use kernel_tests::{Element, Factor, HostMatrix, products};
 use test_data::transpose;
 
 /// Result of a GEMM, with the length of its contraction.

@@ -9,7 +9,7 @@ use burn::tensor::ops::ConvOptions;
 use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Recipe, Report, backend::Float8Backend, report, report::Role,
 };
-use checks::Factor;
+use kernel_tests::Factor;
 use test_data::transpose;
 
 use crate::on_cpu_and_wgpu;

@@ -28,7 +28,6 @@
 //! is noticed.
 
 mod adamw;
-mod agree;
 mod amax;
 mod attention;
 mod case;
@@ -85,7 +84,6 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     gemm::add(&mut cases);
     halves::add(&mut cases);
     few_rows::add(&mut cases);
-    agree::add(&mut cases);
     grouped::add(&mut cases);
     repeated::add(&mut cases);
 }

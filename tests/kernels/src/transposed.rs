@@ -3,16 +3,12 @@
 
 use cubecl::prelude::*;
 use float8_kernels::reference::{decode, transpose as want_transposed};
-use float8_kernels::{
-    Cast, Format, Granularity, KernelError, Orientation, ScaleCalculationMode, ScaleMode, dequantize_to_f32, quantize,
-    row_words, transpose,
-};
+use float8_kernels::{Format, Granularity, KernelError, dequantize_to_f32, row_words, transpose};
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::data::{DTYPES, same};
+use crate::data::same;
 use crate::device::{poison, read_f32};
-use crate::input::Input;
 use crate::matrix::{Codes, HostMatrix, MX};
 
 /// One row, one column, less than a tile, several tiles, and both sides of the edges of words,
@@ -48,7 +44,6 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
             });
         }
     }
-    all.add("transpose of casts 150x270", check_casts);
     all.add("transpose refused", check_refused);
 }
 
@@ -99,27 +94,6 @@ fn check_values<R: Runtime>(
         let want = decode(code, format) * host.inv_scale(i / k, i % k);
         if !same(got, want) {
             return Err(wrong!("[{}, {}] is {got:e}, not {want:e}", i / k, i % k));
-        }
-    }
-    Ok(0.0)
-}
-
-/// The transpose of a cast equals the cast of the transpose.
-fn check_casts<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
-    let modes = [
-        (Granularity::Tensor, ScaleMode::F32),
-        (Granularity::Block128x128, ScaleMode::PowerOfTwo),
-        (MX, ScaleMode::E8m0Square(ScaleCalculationMode::Rceil)),
-    ];
-    for (dtype, (granularity, scale_mode)) in DTYPES.into_iter().flat_map(|dtype| modes.map(|mode| (dtype, mode))) {
-        let (view, _) = Input::new([150, 270], dtype).upload(client, 55);
-        let made = quantize(client, &view, Cast { format: Format::E4m3, granularity, scale_mode }, Orientation::Both)?;
-        let (Some(rows), Some(cols)) = (made.rows, made.cols) else { return Err(wrong!("no copies")) };
-        for (from, want) in [(&rows, &cols), (&cols, &rows)] {
-            let (got, want) = (transpose(client, from)?, HostMatrix::read(client, want)?);
-            HostMatrix::read(client, &got)?
-                .must_be(&want)
-                .map_err(|failure| wrong!("{granularity} of {dtype}: {failure}"))?;
         }
     }
     Ok(0.0)

@@ -1,7 +1,7 @@
 //! The scalar reference against torch's casts and torchao's scales, codes and values, bit for bit.
 
-use checks::{CastVector, mx_vectors, quantize_vectors};
-use float8_kernels::{Format, Granularity, InvScale, Scale, ScaleMode, mx, reference};
+use float8_kernels::{Format, InvScale, Scale, ScaleMode, reference};
+use kernel_tests::{CastVector, mx_vectors, quantize_vectors};
 use test_data::{Golden, transpose};
 
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];
@@ -85,17 +85,4 @@ fn golden_codes_of_the_reference() {
             assert!(bits(&values) == bits(wanted), "{name}: values differ");
         }
     }
-}
-
-/// Tiles hold all scales of the file and nothing else.
-#[test]
-fn golden_scales_survive_tiles() {
-    let golden = Golden::open("mx.safetensors");
-    let [rows, blocks] = golden.matrix("f32_e4m3_rceil_scale");
-    let scales = golden.codes("f32_e4m3_rceil_scale");
-    let tiles = mx::to_blocked(&scales, rows, blocks);
-    assert_eq!(tiles.len() / 4, Granularity::Block1x32.scale_words(rows, 32 * blocks));
-    assert_eq!(mx::from_blocked(&tiles, rows, blocks), scales);
-    let back: Vec<_> = scales.iter().map(|&byte| InvScale::from_e8m0(byte).to_e8m0()).collect();
-    assert_eq!(back, scales.into_iter().map(Some).collect::<Vec<_>>());
 }

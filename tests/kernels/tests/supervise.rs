@@ -4,7 +4,7 @@
 use std::process::{Command, abort};
 use std::time::{Duration, Instant};
 
-use checks::{CaseFailure, Done, Failure, Limits, Worker, supervise};
+use kernel_tests::{CaseFailure, Done, Failure, Limits, Worker, supervise};
 use serde_json::json;
 
 /// Argument of a worker that serves cases.

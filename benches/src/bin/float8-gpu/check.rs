@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use benches::table::Table;
-use checks::{
+use kernel_tests::{
     Case, CaseFailure, Done, Goldens, Progress, Size, Worker, supervise, visit_golden_linears, visit_goldens,
     visit_linears,
 };
@@ -172,7 +172,7 @@ pub fn serve<T: Target>(args: &Args) {
         };
         visit_goldens(&client, &CASTS, visit);
         visit_golden_linears::<T::Backend>(&LINEARS, visit);
-        checks::visit(&client, size, visit);
+        kernel_tests::visit(&client, size, visit);
         visit_linears::<T::Backend>(size, visit);
     });
 }

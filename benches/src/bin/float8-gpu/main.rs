@@ -22,9 +22,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use checks::Limits;
 use clap::{Parser, Subcommand, ValueEnum};
 use device_select::{DeviceChoice, SelectedDevice, cuda_setup, quiet_wayland, select};
+use kernel_tests::Limits;
 
 use target::{OnCuda, OnWgpu};
 

@@ -62,9 +62,9 @@ impl Fp8Only {
 /// FP8-only too.
 ///
 /// Other operations that read such a weight get decoded values;
-/// [`Layer::decodes`](crate::report::Layer::decodes) counts them. A gradient of it is an error of
-/// [`check_frozen`], and a panic of the linear that names the layer. Freeze the weights
-/// (`Module::no_grad`) and train [adapters](crate::lora).
+/// [`Layer::decodes`](crate::report::Layer::decodes) counts them. Such a weight cannot be trained:
+/// [`check_frozen`] returns an error, and its linear panics with the name of the layer. Freeze the
+/// weights (`Module::no_grad`) and train [adapters](crate::lora).
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {

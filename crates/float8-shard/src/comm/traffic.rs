@@ -27,7 +27,7 @@ impl Traffic {
         self.0[operation as usize]
     }
 
-    /// Traffic since `earlier` was taken.
+    /// Traffic after the snapshot `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self(std::array::from_fn(|i| {

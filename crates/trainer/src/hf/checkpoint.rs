@@ -41,7 +41,7 @@ pub(crate) struct Checkpoint {
     unused: Vec<String>,
 }
 
-/// Linears among tensors, whose paths are in the module tree and whose shapes are of files.
+/// Linears among tensors, by paths of the module tree and shapes of the files.
 pub(super) fn linears(tensors: &[(String, Vec<usize>)]) -> Vec<LinearInfo> {
     let linear = |(path, shape): &(String, Vec<usize>)| match shape[..] {
         [n, k] => Some(LinearInfo { name: names::linear(path)?.into(), k, n }),

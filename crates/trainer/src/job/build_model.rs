@@ -56,7 +56,7 @@ pub(super) fn dimensions<S: ModelSection>(
     Ok(dims.with_max_seq_len(generated.max(seq_len.unwrap_or(1)).max(1)))
 }
 
-/// Dtype of hidden states; the inner error is of a device that does not compute in it.
+/// Dtype of hidden states. The inner error says that the device does not compute in it.
 pub(super) fn compute_dtype<B: Backend, S>(
     config: &RunConfig<S>,
     selected: &SelectedDevice,

@@ -107,7 +107,7 @@ pub(crate) enum Edit {
     /// The weight in high precision.
     Decoded,
     Without(String),
-    /// Bytes of a tensor from a place on.
+    /// Bytes of a tensor, starting at a place.
     Bytes(String, usize, Vec<u8>),
     /// A tensor of another dtype and shape, with this byte everywhere.
     Tensor(String, Dtype, Vec<usize>, u8),

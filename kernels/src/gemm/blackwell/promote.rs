@@ -98,7 +98,7 @@ fn column_scales(base: u32, buffer: u32, #[comptime] config: Config) -> u32 {
     base + comptime!(config.column_scales_at() as u32) + buffer % 2 * comptime!(config.column_scales() as u32)
 }
 
-/// Adds a step's sums that were read from tile column `first` on.
+/// Adds a step's sums, which were read starting at tile column `first`.
 #[cube]
 fn add_part(
     sums: &mut Array<f32>,

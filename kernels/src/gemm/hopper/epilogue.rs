@@ -125,7 +125,7 @@ fn stage(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] config:
     named_barrier(1 + consumer(), GROUP);
 }
 
-/// Writes 32 columns of f32, from sum `first` on.
+/// Writes 32 columns of f32, starting at sum `first`.
 #[cube]
 fn stage_f32(sums: &Array<f32>, at: u32, #[comptime] first: u32) {
     let thread = UNIT_POS % GROUP;
@@ -142,7 +142,7 @@ fn stage_f32(sums: &Array<f32>, at: u32, #[comptime] first: u32) {
     }
 }
 
-/// Writes 64 columns of f16 or bf16, from sum `first` on.
+/// Writes 64 columns of f16 or bf16, starting at sum `first`.
 #[cube]
 fn stage_half(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] bf16: bool) {
     let thread = UNIT_POS % GROUP;

@@ -268,7 +268,7 @@ impl Plan {
         self.row_clusters(m) * self.height()
     }
 
-    /// Work items of clusters for an output of `m` rows and `n` columns.
+    /// Tiles of clusters in an output of `m` rows and `n` columns, once for each split.
     pub fn items(&self, m: usize, n: usize) -> usize {
         self.row_clusters(m) * n.div_ceil(self.tile.cols) * self.splits
     }

@@ -46,7 +46,7 @@ pub(in crate::gemm) fn step_factor(
     }
 }
 
-/// Word `which` of the `width` words from `first` on. Uses selects, because registers have no
+/// Word `which` of the `width` words, starting at `first`. Uses selects, because registers have no
 /// run-time index.
 #[cube]
 pub(in crate::gemm) fn pick(words: &Array<f32>, which: u32, #[comptime] first: u32, #[comptime] width: u32) -> f32 {

@@ -3,7 +3,7 @@
 //!
 //! Tensor memory has 128 lanes of 512 columns of 32 bits. An address is `lane · 2^16 + column`. For
 //! a product of 128 rows, row `i` is in lane `i`, and column `j` is `j` columns after the given
-//! address. A warp can only read the 32 lanes from `32 (warp mod 4)` on.
+//! address. A warp can only read the 32 lanes starting at `32 (warp mod 4)`.
 //!
 //! Scales of 128 rows and four blocks of 32 take four columns. Word `c` of lane `l` has the four
 //! scales of row `l + 32 c`, the first block in the low byte. The other groups of 32 lanes have the

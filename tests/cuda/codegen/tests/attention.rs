@@ -1,9 +1,9 @@
 //! Attention on interpreted tensor cores, forward and backward, against its definition in f64.
 
-use checks::{BF16, F16, Size, run};
 use codegen::device::{GenerateCuda, OfflineDevice, execute_shared, on_each};
 use cubecl_core::Runtime;
 use float8_kernels::check::AttentionCase;
+use kernel_tests::{BF16, F16, Size, run};
 
 /// Every mode, ragged and several tiles of rows and columns, and heads that share keys.
 #[test]

@@ -1,9 +1,9 @@
 //! Casts and fused operations on interpreted devices with and without `cvt.rn.satfinite`: a part of
 //! the checks for a GPU, with casts compared bit for bit.
 
-use checks::{Size, run};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
+use kernel_tests::{Size, run};
 
 /// Devices with the integer encoder and with `cvt`.
 const MACHINES: [u16; 2] = [80, 90];

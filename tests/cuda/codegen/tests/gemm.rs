@@ -20,7 +20,6 @@ mod stuck;
 #[path = "gemm/truncated.rs"]
 mod truncated;
 
-use checks::{BF16, Codes, DTYPES, EMULATE, F16, F32, FAST, Gemm, HostMatrix, MX, Memory, PRECISE};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, execute_shared, on_each};
 use codegen::variants::all_are_asked_for;
 use cubecl_core::Runtime;
@@ -28,6 +27,7 @@ use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
     CudaArch, Format, GEMV_ROWS, GemmConfig, GemmDevice, GemmPath, Granularity, InvScale, cuda_arch, gemm_path,
 };
+use kernel_tests::{BF16, Codes, DTYPES, EMULATE, F16, F32, FAST, Gemm, HostMatrix, MX, Memory, PRECISE};
 
 type Client = ComputeClient<GenerateCuda>;
 
@@ -281,8 +281,8 @@ fn gemv() {
         let client = &client(sm);
         let few = |name: &str| name.starts_with("scaled_gemm ") && name.contains(" gemv");
         let wanted = |name: &str| few(name) && !name.ends_with(" fast") || name.starts_with("scaled_gemm rows alone");
-        let count =
-            checks::run(client, checks::Size::Small, wanted).unwrap_or_else(|failure| panic!("sm_{sm}: {failure}"));
+        let count = kernel_tests::run(client, kernel_tests::Size::Small, wanted)
+            .unwrap_or_else(|failure| panic!("sm_{sm}: {failure}"));
         assert!(count >= 200, "{count}");
         for granularity in Granularity::ALL {
             let path = |rows, config| GemmDevice::of(client).path(Some(rows), [granularity, Granularity::Row], config);

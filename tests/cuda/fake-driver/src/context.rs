@@ -1,5 +1,5 @@
 //! Context of a device: memory, kernels, streams and events. Work of a stream runs as late as the
-//! API allows, so that a buffer which the host frees early, or a missing wait, shows.
+//! API allows, which exposes missing waits and buffers that the host frees too early.
 
 use std::collections::{HashMap, VecDeque};
 

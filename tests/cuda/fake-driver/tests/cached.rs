@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use checks::{F32, Gemm, PRECISE};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::*;
 use device_select::cuda_setup;
 use float8_kernels::scaled_gemm;
+use kernel_tests::{F32, Gemm, PRECISE};
 
 /// Set in the processes that this test starts.
 const CHILD: &str = "FAKE_CUDA_CHILD";

@@ -6,13 +6,13 @@ mod common;
 use burn::backend::{Cuda, Flex};
 use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Int, Tensor, TensorData};
-use checks::{Case, F32, Failure, Gemm, HostMatrix, PRECISE, Size, caught, visit, visit_linears};
 use codegen::device::{GenerateCuda, OfflineDevice, execute_shared};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::*;
 use cubecl::server::CopyDescriptor;
 use fake_cuda::{Driver, Fault};
 use float8_kernels::{CudaArch, GemmPath, Granularity, Operand, cuda_arch, gemm_path, scaled_gemm};
+use kernel_tests::{Case, F32, Failure, Gemm, HostMatrix, PRECISE, Size, caught, visit, visit_linears};
 use models::{CausalLmExt, Decoder, DecoderConfig};
 
 /// Devices of this process: an H200, a B200, an RTX 5090, one device for each fault, a B300 and a

@@ -260,7 +260,7 @@ fn read_operands(cluster: &mut Cluster, rank: usize, operation: &mut Issued) -> 
 }
 
 /// A `[64][k]` from the registers of four warps, with E elements per register. Register `r` of lane
-/// `l` has the elements of row `l / 4 + 8 (r % 2)` from `(l % 4) E + (r / 2) 4 E` on.
+/// `l` has the elements of row `l / 4 + 8 (r % 2)`, starting at `(l % 4) E + (r / 2) 4 E`.
 fn a_elements(gathered: &[Gathered; 4], ty: ElementType) -> Vec<f32> {
     let per = 4 / ty.bytes();
     let k = 8 * per;

@@ -14,6 +14,8 @@ use burn_float8::{
 };
 pub use test_data::{panic_of, relative_error};
 
+pub use crate::support::operand::values;
+
 /// FP8 backend.
 pub type B = Float8<Autodiff<Flex>>;
 /// FP8 backend without autodiff.
@@ -30,11 +32,6 @@ pub fn normal(n: usize, seed: u64) -> Vec<f32> {
 pub fn tensor<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
     let values = normal(shape.iter().product(), seed);
     Tensor::from_data(TensorData::new(values, shape), &Default::default())
-}
-
-/// Values of a tensor.
-pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
-    tensor.into_data().convert::<f32>().to_vec().expect("converted to f32")
 }
 
 /// Values of a tensor as a new constant, on any backend.

@@ -8,8 +8,8 @@
 use std::cell::LazyCell;
 
 use burn::tensor::{Distribution, Tensor};
-use checks::Failure;
 use float8_kernels::{Format, GemmConfig, Granularity, HalfGemm, gemm_path, has_half_gemm, scaled_gemm};
+use kernel_tests::Failure;
 use serde_json::json;
 
 use super::data::{Scales, Table, sets};

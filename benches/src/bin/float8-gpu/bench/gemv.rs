@@ -9,8 +9,8 @@
 
 use std::cell::LazyCell;
 
-use checks::Failure;
 use float8_kernels::{Format, GEMV_ROWS, GemmConfig, GemmDevice, Granularity, scaled_gemm};
+use kernel_tests::Failure;
 use serde_json::{Value, json};
 
 use super::data::{Scales, Table, sets};

@@ -8,11 +8,11 @@
 
 use std::cell::LazyCell;
 
-use checks::Failure;
 use cubecl::prelude::CubeElement;
 use float8_kernels::{
     Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, gemm_path, grouped_scaled_gemm, scaled_gemm,
 };
+use kernel_tests::Failure;
 use serde_json::json;
 
 use super::data::{Table, sets};

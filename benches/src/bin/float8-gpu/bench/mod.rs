@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use checks::{CaseFailure, Done, Failure, Worker, supervise};
 use clap::ValueEnum;
+use kernel_tests::{CaseFailure, Done, Failure, Worker, supervise};
 use serde_json::Value;
 
 use crate::target::Target;

@@ -8,7 +8,7 @@ use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Recipe, report, set_default_config};
-use checks::Failure;
+use kernel_tests::Failure;
 use models::{Decoder, DecoderConfig, RunConfig};
 use serde_json::{Value, json};
 use trainer::rng::Rng;

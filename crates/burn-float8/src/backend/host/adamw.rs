@@ -74,7 +74,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Reads values from index `first` on.
+    /// Reads values, starting at index `first`.
     #[inline(always)]
     fn load(&self, first: usize, block: &mut [f32]) {
         match self {
@@ -145,7 +145,7 @@ impl<'a> Bits<'a> {
         Self { last, rows }
     }
 
-    /// Bits of the elements from `first` on.
+    /// Bits of the elements, starting at `first`.
     #[inline(always)]
     fn fill(&self, first: usize, bits: &mut [u16]) {
         let (mut row, mut place) = (first / self.last.len(), first % self.last.len());

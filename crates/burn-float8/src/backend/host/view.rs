@@ -28,7 +28,7 @@ impl<'a> View<'a> {
         Self { values: floats::<B>(x), strides: [j * k * width, k * width, width] }
     }
 
-    /// Values from a row on.
+    /// Values, starting at a row.
     #[inline(always)]
     pub(super) fn from(&self, at: [usize; 3]) -> &[f32] {
         let offset: usize = self.strides.iter().zip(at).map(|(stride, at)| stride * at).sum();

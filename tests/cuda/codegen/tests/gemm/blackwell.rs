@@ -1,10 +1,10 @@
 //! Interpreted `tcgen05` tiles of one and of two blocks, against sums in f64.
 
-use checks::{Codes, Gemm, GroupSizes, GroupedGemm, Memory};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use codegen::variants::all_are_asked_for;
 use cubecl_core::Runtime;
 use float8_kernels::{Format, GemmPath, Granularity, Grouping, InvScale, gemm_path};
+use kernel_tests::{Codes, Gemm, GroupSizes, GroupedGemm, Memory};
 
 use super::{BF16, BOUND, DTYPES, F16, F32, MX, PRECISE, check, check_operands};
 

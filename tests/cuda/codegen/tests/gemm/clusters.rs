@@ -5,11 +5,11 @@
 //! On these numbers of SMs plans use clusters for these shapes, as `kernels/tests/plan.rs` checks.
 //! Each launch is checked here too.
 
-use checks::GroupSizes;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::StorageType;
 use float8_kernels::Granularity;
+use kernel_tests::GroupSizes;
 
 use super::grouped::{GROUPED, GROUPED_BLOCKS, Pair, check_contraction, check_rows};
 use super::{Client, F32};

@@ -1,10 +1,10 @@
 //! GEMMs with the plans that the first run on a GPU sweeps: each computes the same as the
 //! estimate's choice.
 
-use checks::Gemm;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};
 use cubecl_core::Runtime;
 use float8_kernels::{FixedPlan, fix_gemm_plan};
+use kernel_tests::Gemm;
 
 use super::{BF16, check, config};
 

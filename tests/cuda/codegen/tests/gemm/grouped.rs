@@ -1,10 +1,10 @@
 //! Interpreted grouped GEMMs, against sums in f64 of each group.
 
-use checks::{Codes, GroupSizes, GroupedGemm};
 use codegen::device::{GenerateCuda, OfflineDevice, execute_shared, on_each};
 use cubecl_core::Runtime;
 use cubecl_core::ir::StorageType;
 use float8_kernels::{Format, Granularity, Grouping};
+use kernel_tests::{Codes, GroupSizes, GroupedGemm};
 
 use super::{BF16, BOUND, Client, F16, F32, MX, config};
 

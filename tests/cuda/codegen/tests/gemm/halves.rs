@@ -1,9 +1,9 @@
 //! Products of bf16 and f16 matrices by rows and by columns, on exact operands: bit for bit.
 
-use checks::{BF16, F16, F32};
 use codegen::device::{GenerateCuda, OfflineDevice, execute_shared, on_each};
 use cubecl_core::Runtime;
 use float8_kernels::{HalfGemm, HalfGemmProblem, KernelError, MatrixView, disable_half_gemm, has_half_gemm};
+use kernel_tests::{BF16, F16, F32};
 
 /// Hopper's tiles, with and without clusters, and split-K, which `hopper_plans` names; every order
 /// of both matrices, dtype and output.

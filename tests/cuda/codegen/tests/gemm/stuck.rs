@@ -1,9 +1,9 @@
 //! GEMMs with a wait that never ends.
 
-use checks::{FAST, Gemm, PRECISE};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};
 use codegen::fault::{Fault, inject};
 use cubecl_core::Runtime;
+use kernel_tests::{FAST, Gemm, PRECISE};
 
 /// The launch fails after ten seconds, and the error names the mbarrier.
 #[test]

@@ -1,9 +1,9 @@
 //! GEMMs with the short accumulators of real tensor cores pass the checks for a GPU.
 
-use checks::{Gemm, HostMatrix, Size, run};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 use float8_kernels::{Format, GEMV_ROWS, Granularity, gemm_path, reference, scaled_gemm};
+use kernel_tests::{Gemm, HostMatrix, Size, run};
 use ptx_interpreter::Accumulator::{self, Full, Truncated};
 use ptx_interpreter::Rounding::{Floor, ToZero};
 

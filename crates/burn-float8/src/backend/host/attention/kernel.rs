@@ -48,7 +48,7 @@ impl Sizes {
     }
 }
 
-/// Rows of one head from a position on.
+/// Rows of one head, `at` = batch, head and first position.
 pub(super) fn matrix<'a>(view: &'a View<'_>, at: [usize; 3]) -> Matrix<'a> {
     Matrix { values: view.from(at), row: view.strides[2], column: 1 }
 }
@@ -304,7 +304,7 @@ struct Gradients {
     dv: Vec<f32>,
 }
 
-/// Gradients of every `parts`-th block of queries, from `part` on.
+/// Gradients of every `parts`-th block of queries, starting at `part`.
 fn part_of_backward(
     sizes: &Sizes,
     [q, k, v]: [&View<'_>; 3],

@@ -109,7 +109,7 @@ impl Weight<'_> {
         }
     }
 
-    /// Scales of a block of outputs for elements from `k` on. Outputs beyond the end repeat the
+    /// Scales of a block of outputs for elements starting at `k`. Outputs beyond the end repeat the
     /// last scale. A span has one scale per output.
     #[inline(always)]
     fn factors(&self, k: usize, first: usize) -> [f32; BLOCK] {
@@ -295,7 +295,7 @@ fn decode<const F16C: bool>(codes: &[u8; LANES], format: Format) -> [f32; LANES]
     values
 }
 
-/// Columns of a group, from `first` on.
+/// Columns of a group, starting at `first`.
 #[inline(always)]
 fn by_element(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
     let mut columns = [[0; BLOCK]; GROUP];
