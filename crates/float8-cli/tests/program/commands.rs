@@ -178,7 +178,9 @@ fn flags_of_other_programs_are_suggested_ours() {
 #[test]
 fn a_command_asks_for_what_it_needs() {
     let (folder, data) = file("a.jsonl", "{\"body\": \"x\"}\n");
-    for (data, expected) in [(&*data, "a.jsonl:1: neither `text` nor"), ("no/such/folder", "cannot read no/such/folder")] {
+    for (data, expected) in
+        [(&*data, "a.jsonl:1: neither `text` nor"), ("no/such/folder", "cannot read no/such/folder")]
+    {
         let output = float8(&["train", "--device", "cpu", "--data", data]);
         assert!(stderr(&output).contains(expected) && output.stdout.is_empty(), "{}", stderr(&output));
     }

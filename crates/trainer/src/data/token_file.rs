@@ -90,7 +90,10 @@ impl Header {
         ensure!(begin.starts_with(b"{"), "only token files of `float8 tokenize` are read");
         let fields: Map<String, Value> = serde_json::from_slice(begin)?;
         let format = fields.get("format").map_or_else(|| "none".into(), Value::to_string);
-        ensure!(format == FORMAT.to_string(), "its format is {format}, and this version reads {FORMAT}: tokenize again");
+        ensure!(
+            format == FORMAT.to_string(),
+            "its format is {format}, and this version reads {FORMAT}: tokenize again"
+        );
         let header: Self = serde_json::from_value(fields.into())?;
         let (tokens, expected) = (header.tokens, header.size());
         ensure!(

@@ -80,7 +80,8 @@ where
     }
     verify::<B, _>(&config.float8, &model)?;
     progress.check_log().context("cannot write the log")?;
-    let (validation_loss, best_validation_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
+    let (validation_loss, best_validation_loss) =
+        (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
     Ok(Outcome { steps: lines, validation_loss, best_validation_loss, sample, gemms, report })
 }
 
