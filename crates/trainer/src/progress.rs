@@ -152,7 +152,10 @@ impl<'a> Log<'a> {
         if self.line.has_failed() {
             return;
         }
-        if let Err(error) = self.line.bar.suspend(|| write(self.out)) {
+        // A bar without a length has not begun: to suspend it would draw it.
+        let bar = &self.line.bar;
+        let written = if bar.length().is_none() { write(self.out) } else { bar.suspend(|| write(self.out)) };
+        if let Err(error) = written {
             self.line.failure().get_or_insert(error);
         }
     }

@@ -145,3 +145,49 @@ fn an_adapter_has_its_limits() {
     let error = memory(&["--set", "training.param_dtype=bf16"]);
     assert!(stderr(&error).contains("training.param_dtype = bf16: wgpu ("));
 }
+
+/// Lists that double under several names take no fuel. Their thread cannot be stopped, but the
+/// program ends.
+#[test]
+fn a_template_that_does_not_end_is_an_error() {
+    let (folder, lines) = file("lines.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n");
+    let template = folder.path().join("t.jinja");
+    let doubled = (1..60).map(|i| format!("{{% set a{i} = a{0} + a{0} %}}", i - 1)).collect::<String>();
+    std::fs::write(&template, format!("{{% set a0 = [1] %}}{doubled}")).unwrap();
+    let template = template.display().to_string();
+    let output = float8(&["tokenize", "--tokenizer", "bytes", "--chat-template", &template, "--show", &lines]);
+    let expected = "the chat template is not applied: rendering it takes more than 5 seconds";
+    assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+}
+
+#[test]
+fn flags_of_other_programs_are_suggested_ours() {
+    for (arguments, ours) in [
+        (&["eval", "run", "--precisions", "f32,bf16"][..], "--compare"),
+        (&["resume", "run", "--step", "3"], "--from-step"),
+        (&["export", "run", "--dtype", "bf16"], "--format"),
+        (&["train", "--max-steps", "3"], "--steps"),
+    ] {
+        let output = float8(arguments);
+        let error = stderr(&output);
+        assert!(error.contains("unexpected argument") && error.contains(&format!("'{ours}'")), "{error}");
+    }
+}
+
+/// Errors of data come before the device is named, and `memory` needs no tokenizer.
+#[test]
+fn a_command_asks_for_what_it_needs() {
+    let (folder, data) = file("a.jsonl", "{\"body\": \"x\"}\n");
+    for (data, expected) in
+        [(&*data, "a.jsonl:1: neither `text` nor"), ("no/such/folder", "cannot read no/such/folder")]
+    {
+        let output = float8(&["train", "--device", "cpu", "--data", data]);
+        assert!(stderr(&output).contains(expected) && output.stdout.is_empty(), "{}", stderr(&output));
+    }
+    let config = r#"{"model_type": "llama", "vocab_size": 40000, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let model = folder.path().display().to_string();
+    assert!(stdout(&float8(&["memory", "--device", "cpu", "--model", &model])).contains("peak: "));
+}

@@ -35,7 +35,7 @@ fn a_damaged_run_is_named_and_goes_on_from_an_older_checkpoint() {
     };
     let flip = |text: &str| text.replacen('a', "b", 1);
     edited("assets/tokenizer.json", &flip, "assets/tokenizer.json is damaged: its SHA-256");
-    let empty = |_: &str| r#"{"held_out_loss": null, "files": {}}"#.to_string();
+    let empty = |_: &str| r#"{"validation_loss": null, "files": {}}"#.to_string();
     edited("assets/checksums.json", &empty, "is damaged: checksums.json does not list it");
     // A state with a valid checksum that lacks the steps of the moments' parameters.
     let state = path("step-000000012/state.json");

@@ -9,8 +9,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyhow::{anyhow, bail, ensure};
-use fancy_regex::Regex;
+use anyhow::{Context as _, anyhow, bail, ensure};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Rest, ValueOrKwargs, merge_maps};
 use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
@@ -21,9 +20,9 @@ use crate::panics::caught;
 
 /// Maximum bytes of a template. The longest known templates have about 30,000.
 const SOURCE: usize = 256 << 10;
-/// Maximum time of the compiler, which takes milliseconds for known templates. It folds the
-/// constants of a long expression anew for each operator.
-const COMPILE_TIME: Duration = Duration::from_secs(3);
+/// Maximum time of compiling or rendering, which take milliseconds for known templates. The compiler
+/// folds the constants of a long expression anew for each operator, and adding lists takes no fuel.
+const TIME: Duration = Duration::from_secs(5);
 /// Fuel of one rendering. A unit pays for a step, or for 64 bytes of text that are made or read.
 const FUEL: u64 = 2_000_000;
 /// Stack bytes, enough for values that are nested as deep as the fuel allows.
@@ -45,12 +44,7 @@ pub(super) fn without_tags(source: &str) -> Cow<'_, str> {
 
 /// Environment with the single template `chat`, made from `source`.
 pub(super) fn environment(source: String) -> anyhow::Result<Environment<'static>> {
-    let limit = |reason: String| anyhow!("the chat template is not applied: {reason}");
-    ensure!(source.len() <= SOURCE, limit(format!("it has {} bytes, more than {SOURCE}", source.len())));
-    // Adding a list to itself takes no fuel, but 33 times make 8 billion values.
-    let doubles = Regex::new(r"\{%[-+]?\s*set\b[^%]*?(?<![\w.])([A-Za-z_][\w.]*)\s*\+\s*\1(?![\w.(\[])");
-    let doubles = doubles.expect("the expression is valid").is_match(&source).unwrap_or(true);
-    ensure!(!doubles, limit("it adds a variable to itself".into()));
+    ensure!(source.len() <= SOURCE, not_applied(&format!("it has {} bytes, more than {SOURCE}", source.len())));
     let mut environment = Environment::new();
     environment.set_fuel(Some(FUEL));
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -68,44 +62,45 @@ pub(super) fn environment(source: String) -> anyhow::Result<Environment<'static>
     environment.add_function("namespace", namespace);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function(MARK, mark_generation);
-
-    let (sender, compiled) = channel();
-    let compile = move || caught(move || environment.add_template_owned("chat", source).map(|()| environment));
-    std::thread::Builder::new().stack_size(STACK).spawn(move || sender.send(compile()).is_ok())?;
-    match compiled.recv_timeout(COMPILE_TIME) {
-        Ok(Ok(compiled)) => compiled.map_err(|error| located(&error)),
-        Ok(Err(reason)) => bail!(limit(reason)),
-        Err(_) => bail!(limit(format!("compiling it takes more than {} seconds", COMPILE_TIME.as_secs()))),
-    }
+    let compile = move || environment.add_template_owned("chat", source).map(|()| environment);
+    limited("compiling", compile)?.map_err(|error| located(&error))
 }
 
-/// Runs `run` on a thread with enough stack to render templates. Nested calls run directly.
-pub(crate) fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+fn not_applied(reason: &str) -> anyhow::Error {
+    anyhow!("the chat template is not applied: {reason}")
+}
+
+/// Runs `run` on a thread with enough stack for templates, for [`TIME`] at most. A template that
+/// takes longer keeps its thread and memory: the program should end.
+fn limited<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> anyhow::Result<T> {
     static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
     let name = |i| format!("chat template {i}");
-    match POOL.get_or_init(|| ThreadPoolBuilder::new().stack_size(STACK).thread_name(name).build().ok()) {
-        Some(pool) => pool.install(run),
-        None => run(),
+    let pool = POOL.get_or_init(|| ThreadPoolBuilder::new().stack_size(STACK).thread_name(name).build().ok());
+    let (sender, result) = channel();
+    let pool = pool.as_ref().context("cannot start the threads of chat templates")?;
+    pool.spawn(move || drop(sender.send(caught(run))));
+    match result.recv_timeout(TIME) {
+        Ok(result) => result.map_err(|reason| not_applied(&reason)),
+        Err(_) => bail!(not_applied(&format!("{what} it takes more than {} seconds", TIME.as_secs()))),
     }
 }
 
 /// Renders the template `chat`.
-pub(super) fn render(environment: &Environment<'_>, context: Value) -> anyhow::Result<String> {
-    let template = environment.get_template("chat").expect("the environment has this template");
-    with_stack(|| {
+pub(super) fn render(environment: &Arc<Environment<'static>>, context: Value) -> anyhow::Result<String> {
+    let environment = environment.clone();
+    let rendered = limited("rendering", move || {
         NAMESPACES.set(0);
-        let rendered = caught(|| template.render(context));
-        let reason = match rendered {
-            Ok(Ok(_)) if NAMESPACES.get() > 0 => "a namespace contains itself".into(),
-            Ok(Ok(text)) => return Ok(text),
-            Ok(Err(error)) if error.kind() == ErrorKind::OutOfFuel => {
-                format!("it takes more than {FUEL} steps, or makes more than {} bytes", 64 * FUEL)
-            }
-            Ok(Err(error)) => return Err(render_error(&error)),
-            Err(reason) => reason,
-        };
-        Err(anyhow!("the chat template is not applied: {reason}"))
-    })
+        let template = environment.get_template("chat").expect("the environment has this template");
+        template.render(context).map(|text| (NAMESPACES.get() == 0).then_some(text))
+    })?;
+    match rendered {
+        Ok(text) => text.ok_or_else(|| not_applied("a namespace contains itself")),
+        Err(error) if error.kind() == ErrorKind::OutOfFuel => {
+            let limits = format!("it takes more than {FUEL} steps, or makes more than {} bytes", 64 * FUEL);
+            Err(not_applied(&limits))
+        }
+        Err(error) => Err(render_error(&error)),
+    }
 }
 
 /// Message of `raise_exception`.

@@ -17,7 +17,6 @@ use serde_json::{Map, Value};
 
 use crate::tokenizer::{ConfigFile, SPECIAL_TOKENS};
 use crate::{SpecialTokens, Tokenizer, files};
-pub(crate) use environment::with_stack;
 use spans::{MANY, Rendered};
 
 /// Role whose messages the loss counts.

@@ -36,7 +36,7 @@ pub(super) type Checksums = BTreeMap<String, Checksum>;
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
-    pub(super) held_out_loss: Option<f64>,
+    pub(super) validation_loss: Option<f64>,
     pub(super) files: Checksums,
 }
 

@@ -147,7 +147,7 @@ pub fn noted_latest(folder: &Path) -> Option<String> {
 /// The folder cannot be read.
 pub fn best(folder: &Path) -> Result<Option<(u64, f64)>> {
     // A damaged checkpoint is skipped.
-    let loss = |step| Some((step, Manifest::read(&folder.join(name_of(step))).ok()?.held_out_loss?));
+    let loss = |step| Some((step, Manifest::read(&folder.join(name_of(step))).ok()?.validation_loss?));
     Ok(kept_steps(folder)?.into_iter().filter_map(loss).min_by(|(_, one), (_, other)| one.total_cmp(other)))
 }
 
@@ -245,7 +245,7 @@ impl CheckpointFolder {
     pub fn write_folder(&self, name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         let partial = self.partial(name)?;
         let written = write(&partial).and_then(|()| {
-            Manifest { held_out_loss: None, files: checksums(&partial)? }.write(&partial)?;
+            Manifest { validation_loss: None, files: checksums(&partial)? }.write(&partial)?;
             self.retire(name)?;
             publish(&partial, &self.path.join(name))
         });
@@ -279,8 +279,8 @@ impl CheckpointFolder {
     pub(super) fn commit(&self, step: u64, kind: CheckpointKind, keep: usize, files: Checksums) -> Result<()> {
         let (name, partial) = (kind.name(step), under_way(&self.path, step, kind));
         let (path, is_diverged) = (self.path.join(&name), kind == CheckpointKind::Diverged);
-        let held_out_loss = if let CheckpointKind::HeldOutLoss(loss) = kind { loss } else { None };
-        Manifest { held_out_loss, files }.write(&partial)?;
+        let validation_loss = if let CheckpointKind::HeldOutLoss(loss) = kind { loss } else { None };
+        Manifest { validation_loss, files }.write(&partial)?;
         if is_diverged {
             self.retire(&name)?;
         } else {

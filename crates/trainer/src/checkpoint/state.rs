@@ -33,7 +33,7 @@ use crate::optimizer::AdamWStates;
 use crate::progress::Progress;
 use crate::{atomic, files};
 
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
 pub(super) const STATE: &str = "state.json";

@@ -11,7 +11,8 @@ use crate::job::RunConfig;
 /// Length and reports of a run.
 #[derive(Clone, Debug, Default, Parser)]
 pub struct RunFlags {
-    /// Number of optimizer steps, or of passes over the data, as in "3 epochs".
+    /// Number of optimizer steps, or of passes over the data, as in "3 epochs". If absent,
+    /// training.steps, 600 by default.
     #[arg(long, value_name = "N")]
     pub steps: Option<StepCount>,
     /// Number of passes over the data.

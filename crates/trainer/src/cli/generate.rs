@@ -33,8 +33,7 @@ pub struct GenerateArgs {
     /// or generation_config.json.
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<usize>,
-    /// Sampling temperature, instead of generate.temperature; 0.7 unless set by the run or
-    /// generation_config.json. 0 is greedy.
+    /// Sampling temperature; 0 is greedy. If absent, as in generation_config.json, else 0.7.
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
     /// Sample from the K most likely tokens; 0 means all. If absent, as in generation_config.json.

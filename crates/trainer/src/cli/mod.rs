@@ -15,8 +15,8 @@ use std::path::PathBuf;
 
 use burn_float8::Recipe;
 pub use cache::{CacheCommand, CacheFolder};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::builder::{PossibleValuesParser, TypedValueParser, UnknownArgumentValueParser};
+use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser};
 use device_select::DeviceChoice;
 pub use flags::RunFlags;
 pub use generate::GenerateArgs;
@@ -32,7 +32,29 @@ use crate::model::{ModelSection, TrainableModel};
 
 /// Parses the arguments of the program.
 pub fn parse() -> Command {
-    Command::parse()
+    Command::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// Flags of other programs: the command, the flag and ours.
+const OTHERS: [(&str, &str, &str); 9] = [
+    ("eval", "precisions", "--compare"),
+    ("eval", "step", "--from-step"),
+    ("resume", "step", "--from-step"),
+    ("export", "step", "--from-step"),
+    ("generate", "step", "--from-step"),
+    ("export", "dtype", "--format"),
+    ("train", "dtype", "--precision"),
+    ("train", "max-steps", "--steps"),
+    ("train", "num-train-epochs", "--epochs"),
+];
+
+/// Command line that suggests our flags for [`OTHERS`]; clap suggests similar letters.
+pub fn command() -> clap::Command {
+    OTHERS.iter().fold(Command::command(), |command, (name, other, ours)| {
+        let parser = UnknownArgumentValueParser::suggest_arg(ours);
+        let flag = Arg::new(other).long(other).hide(true).action(ArgAction::SetTrue).value_parser(parser);
+        command.mut_subcommand(name, |command| command.arg(flag))
+    })
 }
 
 /// Parses the arguments of an example, called `name`: a command and its arguments, or only the
@@ -46,7 +68,7 @@ pub fn parse_example(name: &'static str) -> Command {
     if arguments.get(1).is_none_or(is_flag) {
         arguments.insert(arguments.len().min(1), "train".into());
     }
-    let matches = Command::command().name(name).bin_name(name).try_get_matches_from(arguments);
+    let matches = command().name(name).bin_name(name).try_get_matches_from(arguments);
     let mut command =
         matches.and_then(|matches| Command::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit());
     if let Command::Train(args) = &mut command {
@@ -163,13 +185,13 @@ pub struct Args {
     /// Folder for checkpoints and metrics, from which `resume` continues.
     #[arg(short, long, value_name = "FOLDER")]
     pub output_dir: Option<PathBuf>,
-    /// Peak learning rate.
+    /// Peak learning rate. If absent, 5e-3 for random weights, 2e-5 for a checkpoint's, 2e-4 for LoRA.
     #[arg(long, value_name = "LR")]
     pub lr: Option<f64>,
-    /// Sequences per micro-batch.
+    /// Sequences per micro-batch, 8 by default.
     #[arg(long, value_name = "N")]
     pub batch_size: Option<usize>,
-    /// Seed of weights, batches and sample.
+    /// Seed of weights, batches and sample, 0 by default.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Length and reports of the run.
@@ -183,13 +205,14 @@ pub struct Args {
 /// Overrides of a run's configuration on the command line.
 #[derive(Clone, Debug, Default, Parser)]
 pub struct Overrides {
-    /// auto, cuda, wgpu or cpu; auto selects CUDA, else a hardware wgpu adapter, else the CPU.
+    /// auto, cuda, wgpu or cpu. The default, auto, selects CUDA, else a hardware wgpu adapter, else the
+    /// CPU.
     #[arg(long)]
     pub device: Option<DeviceChoice>,
-    /// Precision of linears.
+    /// Precision of linears, fp8 by default.
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
-    /// Scaling recipe of FP8 operands.
+    /// Scaling recipe of FP8 operands, tensorwise by default.
     #[arg(long, value_parser = recipe())]
     pub recipe: Option<Recipe>,
     /// Override a key of the config; repeatable.

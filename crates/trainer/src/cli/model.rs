@@ -34,7 +34,7 @@ pub struct ModelArgs {
     /// Use the run's checkpoint with the smallest validation loss instead of the newest.
     #[arg(long, conflicts_with = "from_step")]
     pub best: bool,
-    /// auto, cuda, wgpu or cpu.
+    /// auto, cuda, wgpu or cpu. If absent, the run's, or auto for a Hugging Face checkpoint.
     #[arg(long)]
     pub device: Option<DeviceChoice>,
     /// Override a key of the config; repeatable.

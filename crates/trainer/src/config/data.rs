@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::{ConfigError, require};
-use crate::data::{DataSource, Dataset, Format, Packing, Validation};
+use crate::data::{DataSource, Dataset, Format, Packing, Validation, check_source};
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
@@ -167,6 +167,16 @@ impl DataSection {
             let user = set.or_else(default).unwrap_or_else(std::env::temp_dir);
             user.join("burn-float8").join("tokens")
         })
+    }
+
+    /// Checks what can be known of the data before it is read.
+    ///
+    /// # Errors
+    /// The errors of [`check_source`].
+    pub fn check(&self, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<()> {
+        let sources = if self.is_default() { vec![] } else { self.sources() };
+        let validation = self.like(&self.validation);
+        sources.iter().chain([&validation]).try_for_each(|source| check_source(source, tokenizer, template))
     }
 
     /// Opens the data set.

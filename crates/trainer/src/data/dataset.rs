@@ -22,9 +22,9 @@ use crate::digest::Fingerprint;
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
-/// Version of the tokenizing code and of the token file format, which decide the content of the
-/// cache.
-const CACHE_VERSION: u64 = 6;
+/// Version of the tokenizing code, which decides the content of the cache with the format of token
+/// files.
+const CACHE_VERSION: u64 = 7;
 /// Version of the source fingerprints.
 const FINGERPRINT_VERSION: u64 = 2;
 

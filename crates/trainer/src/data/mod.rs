@@ -44,7 +44,7 @@ pub(crate) use readers::JsonReader;
 pub use scan::FileState;
 pub use sequences::{EpochSize, TrainSequences};
 pub use source::{DataSource, Format, LeftOut};
-pub use tokenize::{TokenizedDocument, TokenizedSource, first_documents, tokenize_source};
+pub use tokenize::{TokenizedDocument, TokenizedSource, check_source, first_documents, tokenize_source};
 
 /// Maximum bytes of a line, an object or a row, since it is held in memory.
 const MAX_DOCUMENT: usize = 64 << 20;

@@ -230,6 +230,7 @@ pub(super) fn format_of(path: &Path, field: &str) -> Result<Result<Format, Other
     let other = |left, named: &str| Err(Other { left, named: Err(named.into()) });
     let packed = |by: &str| other("compressed", &format!("is compressed with {by}: decompress it first"));
     let head = data.fill_buf().with_context(cannot_read(path))?;
+    let is_token_file = head.starts_with(b"{\"");
     let by_bytes = match PACKED.iter().find(|(begin, _)| head.starts_with(begin)) {
         Some((_, by)) => packed(by),
         None if head.starts_with(b"PAR1") => Ok(Format::Parquet),
@@ -251,8 +252,8 @@ pub(super) fn format_of(path: &Path, field: &str) -> Result<Result<Format, Other
                  file as it is",
             )
         }),
-        // Other programs also write `.bin` files.
-        ("bin", _) if Header::read(path).is_ok() => Ok(Format::Bin),
+        // Other programs write `.bin` files too, but none that begin like a token file.
+        ("bin", _) if is_token_file => Header::read(path).map(|_| Ok(Format::Bin))?,
         // Caches name files by their digests, without an extension.
         ("", Ok(Format::Text)) => objects(path, data, field)?.filter(Result::is_ok).unwrap_or(Ok(Format::Text)),
         (_, by_bytes) => by_bytes,

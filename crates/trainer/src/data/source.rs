@@ -150,6 +150,22 @@ impl DataSource {
         Ok(selection)
     }
 
+    /// Unscanned files that the source names. A path that cannot be read is an error.
+    pub(super) fn named_files(&self) -> Result<Vec<FileState>> {
+        let mut files = vec![];
+        for path in &self.paths {
+            if fs::metadata(path).with_context(cannot_read(path))?.is_file() {
+                let Candidate { path, format, bytes, modified } = self.named(path)?;
+                files.push(FileState { path, format, bytes, taken: u64::MAX, modified, sha256: String::new() });
+            }
+        }
+        Ok(files)
+    }
+
+    fn named(&self, path: &Path) -> Result<Candidate> {
+        Candidate::new(path, self.format.map_or_else(|| named_format(path, &self.field), Ok)?)
+    }
+
     fn scan(&self, candidates: Vec<Candidate>, left: LeftOut) -> Result<Selection> {
         let mut selection = Selection { files: vec![], left };
         let max_bytes = self.max_bytes.unwrap_or(u64::MAX);
@@ -216,8 +232,7 @@ impl DataSource {
             if fs::metadata(path).with_context(cannot_read(path))?.is_dir() {
                 candidates.extend(self.of_folder(path, left)?);
             } else {
-                let format = self.format.map_or_else(|| named_format(path, &self.field), Ok)?;
-                candidates.push(Candidate::new(path, format)?);
+                candidates.push(self.named(path)?);
             }
         }
         Ok(candidates)

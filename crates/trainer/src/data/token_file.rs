@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
 
 use super::{cannot_read, cannot_write};
@@ -55,10 +56,15 @@ impl Width {
     }
 }
 
+/// Version of the format of token files.
+pub(super) const FORMAT: u64 = 1;
+
 /// Header of a token file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Header {
+    /// Equal to [`FORMAT`].
+    format: u64,
     #[serde(rename = "dtype")]
     pub(super) width: Width,
     pub(super) tokens: u64,
@@ -82,7 +88,13 @@ impl Header {
     fn parse(begin: &[u8], bytes: u64) -> Result<Self> {
         ensure!(begin.len() as u64 == HEADER, "it has {bytes} bytes, its header alone would have {HEADER}");
         ensure!(begin.starts_with(b"{"), "only token files of `float8 tokenize` are read");
-        let header: Self = serde_json::from_slice(begin)?;
+        let fields: Map<String, Value> = serde_json::from_slice(begin)?;
+        let format = fields.get("format").map_or_else(|| "none".into(), Value::to_string);
+        ensure!(
+            format == FORMAT.to_string(),
+            "its format is {format}, and this version reads {FORMAT}: tokenize again"
+        );
+        let header: Self = serde_json::from_value(fields.into())?;
         let (tokens, expected) = (header.tokens, header.size());
         ensure!(
             expected == bytes.into(),
@@ -252,6 +264,7 @@ impl TokenWriter {
             Ok(Self {
                 path: path.into(),
                 header: Header {
+                    format: FORMAT,
                     width: Width::for_vocabulary(tokenizer.vocab_size()),
                     tokens: 0,
                     has_mask: false,

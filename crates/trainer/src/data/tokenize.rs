@@ -11,9 +11,8 @@ use rayon::prelude::*;
 
 use super::encode::{Encoder, Work};
 use super::scan::FileState;
-use super::token_file::{Header, TokenWriter, Tokenized};
+use super::token_file::{Header, TokenFile, TokenWriter, Tokenized};
 use super::{DataSource, Format, LeftOut, readers};
-use crate::chat::with_stack;
 use crate::folder::create_folder;
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
@@ -94,7 +93,7 @@ pub fn first_documents(
     for file in &select_text(source)?.0 {
         for work in readers::read(file, &encoder)? {
             let work = work?;
-            let part = with_stack(|| encoder.encode(&work))?;
+            let part = encoder.encode(&work)?;
             open.is_target.extend(part.mask.unwrap_or_else(|| vec![true; part.ids.len()]));
             open.ids.extend(part.ids);
             if part.ends || open.ids.len() > MAX_SHOWN {
@@ -108,6 +107,23 @@ pub fn first_documents(
         }
     }
     Ok(documents)
+}
+
+/// Checks what can be known of `source` before it is scanned: its paths, and the first document or
+/// the header of each file that it names.
+///
+/// # Errors
+/// As [`first_documents`].
+pub fn check_source(source: &DataSource, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<()> {
+    let encoder = Encoder { tokenizer, template, field: &source.field };
+    for file in source.named_files()? {
+        match (file.format, readers::read(&file, &encoder)?.next()) {
+            (Format::Bin, _) => drop(TokenFile::open(&file.path, 0, tokenizer)?),
+            (_, Some(work)) => drop(encoder.encode(&work?)?),
+            (_, None) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Writes the tokens of `files` to a file in `folder` and returns its header. Files that changed
@@ -126,7 +142,7 @@ pub(super) fn tokenize(
         scope.spawn(move || read(files, encoder, &send));
         for batch in batches {
             let batch: Vec<Work<'_>> = batch?;
-            let tokenized = with_stack(|| encode(&batch, encoder));
+            let tokenized = encode(&batch, encoder);
             for (work, part) in batch.iter().zip(tokenized) {
                 writer.push(&part?)?;
                 done.bytes += work.bytes;

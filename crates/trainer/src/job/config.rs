@@ -110,8 +110,8 @@ impl<S: ModelSection> RunConfig<S> {
     /// [`ConfigError`] naming the setting and the key.
     pub fn change(&self, settings: &[Setting]) -> Result<Self> {
         let changed: Self = config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?;
-        let GenerateSection { prompt, max_new_tokens, temperature, .. } = changed.generate;
-        let generate = GenerateSection { prompt, max_new_tokens, temperature, ..self.generate.clone() };
+        let GenerateSection { prompt, max_new_tokens, .. } = changed.generate;
+        let generate = GenerateSection { prompt, max_new_tokens, ..self.generate.clone() };
         let Self { fp8_only, fp8_report, assets, .. } = self.clone();
         Ok(Self { generate, fp8_only, fp8_report, assets, ..changed })
     }

@@ -25,9 +25,9 @@ pub struct Outcome {
     pub steps: Vec<StepLine>,
     /// Mean cross entropy over the validation batches, in nats per token; `None` if nothing is held
     /// out.
-    pub held_out_loss: Option<f64>,
+    pub validation_loss: Option<f64>,
     /// Smallest validation loss and its step.
-    pub best_held_out_loss: Option<(usize, f64)>,
+    pub best_validation_loss: Option<(usize, f64)>,
     /// Generated text, without the prompt.
     pub sample: String,
     /// GEMMs of linears by precision, as in `report`.
@@ -80,8 +80,9 @@ where
     }
     verify::<B, _>(&config.float8, &model)?;
     progress.check_log().context("cannot write the log")?;
-    let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
-    Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
+    let (validation_loss, best_validation_loss) =
+        (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
+    Ok(Outcome { steps: lines, validation_loss, best_validation_loss, sample, gemms, report })
 }
 
 fn sample<B: Backend, S>(

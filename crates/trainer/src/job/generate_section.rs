@@ -26,6 +26,7 @@ pub struct GenerateSection {
     /// Number of new tokens; 0 disables the sample.
     pub max_new_tokens: usize,
     /// Sampling temperature: logits are divided by it. 0 always takes the most likely token.
+    #[serde(skip)]
     pub temperature: f64,
     /// Tokens among which one is drawn.
     #[serde(skip)]
@@ -115,7 +116,7 @@ impl GenerateSection {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let Self { prompt, temperature, stop, .. } = self;
         let fits = *temperature >= 0.0 && temperature.is_finite();
-        require("generate.temperature", temperature, fits, "must be finite and not negative")?;
+        require("--temperature", temperature, fits, "must be finite and not negative")?;
         self.filters.validate()?;
         let has_empty = stop.iter().any(String::is_empty);
         require("--stop", format!("{stop:?}"), !has_empty, "an empty text ends everything")?;

@@ -159,8 +159,7 @@ impl<A: TrainableModel> Job<A> {
         config.validate()?;
         config.check_ranks(ranks)?;
         check_storage::<B, _>(config, selected, device)?;
-        let prompt = config.text()?.longest_prompt(&config.generate)?;
-        let dims = dimensions(config, Some(config.training.seq_len), prompt.as_slice())?;
+        let dims = dimensions(config, Some(config.training.seq_len), &[])?;
         memory::estimate::<B, A::Trained<B>>(config, &dims, ranks, selected, device)
     }
 

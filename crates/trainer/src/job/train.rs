@@ -69,6 +69,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     // memory is announced before anything is allocated. Nothing is written before these checks.
     config.fp8_report.iter().flatten().try_for_each(|path| check_report_path(path))?;
     let text = config.text()?;
+    all_or_none(&comm, "the data", config.data.check(&text.tokenizer, text.template.as_ref()))?;
     let prompt = text.longest_prompt(&config.generate)?;
     let dims = dimensions(config, Some(config.training.seq_len), prompt.as_slice())?;
     let profile = config.training.profile_steps.filter(|[_, last]| *last > done);

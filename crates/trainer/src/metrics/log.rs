@@ -86,7 +86,7 @@ impl Metrics {
         };
         self.write(&Record { step: done, run: Some(run), ..Record::default() })?;
         match read_metrics(&self.path) {
-            Ok(records) => Ok(records.into_iter().filter_map(|r| Some((r.step, r.held_out_loss?))).reduce(better)),
+            Ok(records) => Ok(records.into_iter().filter_map(|r| Some((r.step, r.validation_loss?))).reduce(better)),
             Err(error) => {
                 writeln!(out, "{error:#}: the best validation loss is that from here on")?;
                 Ok(None)
@@ -144,6 +144,6 @@ impl Metrics {
 
     /// Writes the validation loss after a step.
     pub(crate) fn held_out(&mut self, step: usize, loss: f64) -> Result<()> {
-        self.write(&Record { step, held_out_loss: Some(loss), ..Record::default() })
+        self.write(&Record { step, validation_loss: Some(loss), ..Record::default() })
     }
 }

@@ -30,7 +30,7 @@ pub struct Record {
     pub train: Option<TrainRecord>,
     /// Mean loss of the validation batches after this step, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub held_out_loss: Option<f64>,
+    pub validation_loss: Option<f64>,
     /// Why the run ended at this step: it diverged. Names a non-finite loss or gradient norm, and
     /// the first non-finite operand of an FP8 linear, if any.
     #[serde(skip_serializing_if = "Option::is_none")]

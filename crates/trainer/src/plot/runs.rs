@@ -86,7 +86,7 @@ impl Run {
             name: shown(name),
             diverged: records.iter().find(is_lost).map(|record| record.step),
             loss: points(|r| Some(r.train.as_ref()?.loss)),
-            held_out: points(|r| r.held_out_loss),
+            held_out: points(|r| r.validation_loss),
             tokens_per_second: points(|r| r.train.as_ref()?.tokens_per_second),
             grad_norm: points(|r| Some(r.train.as_ref()?.grad_norm)),
             lr: points(|r| Some(r.train.as_ref()?.lr)),

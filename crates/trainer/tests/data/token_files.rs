@@ -49,7 +49,7 @@ fn a_wrong_header_is_named() {
     let content = [b"{\"dtype\":\"uint16\"}".to_vec(), vec![b' '; 2000]].concat();
     for (content, expected) in [
         (content[..1000].to_vec(), "it has 1000 bytes, its header alone would have 1024"),
-        (content, "missing field `tokens`"),
+        (content, "its format is none, and this version reads 1: tokenize again"),
         (vec![0; 2000], "only token files of `float8 tokenize` are read"),
     ] {
         let files = Files::new([("a.bin", content), ("b.txt", b"some text".to_vec())]);
@@ -60,6 +60,9 @@ fn a_wrong_header_is_named() {
     // In a folder, `.bin` files may belong to another program.
     let files = Files::new([("a.bin", vec![0; 2000]), ("b.txt", b"some text".to_vec())]);
     assert_eq!((files.all().size().files, files.all().left_out().count()), (1, 1));
+    // One that begins like a token file is never left out.
+    let files = Files::new([("a.bin", [b"{\"".to_vec(), vec![b' '; 2000]].concat()), ("b.txt", b"some text".to_vec())]);
+    assert!(files.error_of(&files.sources()).contains("a.bin is no token file"));
     let source = DataSource { format: Some(Format::Bin), ..files.source("b.txt") };
     assert!(files.error_of(&[source]).contains("b.txt is no token file"));
 }
@@ -116,7 +119,7 @@ fn a_token_file_that_contradicts_itself_is_named() {
     let (to, _) = tokenized(&files, "tokens").unwrap();
     let right = fs::read(to.join("tokens.bin")).unwrap();
     assert_eq!(right.len(), 1024 + 2 * 15 + 8 * 3);
-    let header = r#"{"dtype":"uint16","tokens":15,"has_mask":false,"documents":3,"tokenizer":""#;
+    let header = r#"{"format":1,"dtype":"uint16","tokens":15,"has_mask":false,"documents":3,"tokenizer":""#;
     assert!(right.starts_with(header.as_bytes()));
     let refused = |bytes: &[u8], expected: &str| {
         fs::write(to.join("tokens.bin"), bytes).unwrap();
@@ -124,6 +127,7 @@ fn a_token_file_that_contradicts_itself_is_named() {
         assert!(error.contains("tokens.bin is no token file") && error.contains(expected), "{error}");
     };
     for (was, is, expected) in [
+        ("format\":1", "format\":2", "its format is 2, and this version reads 1: tokenize again"),
         ("uint16", "uint24", "unknown variant `uint24`, expected `uint16` or `uint32`"),
         ("dtype", "width", "unknown field `width`"),
         ("false", "true", "its header says 15 tokens, with which it would have 1080 bytes; it has 1078"),

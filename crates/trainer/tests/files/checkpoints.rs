@@ -166,7 +166,7 @@ fn damage_is_reported_with_the_file_and_the_other_checkpoints() {
     assert!(text(find_checkpoint(dir.path(), Which::Step(11))).ends_with("`step 11`; there are step 10, 12"));
     assert!(text(find_checkpoint(dir.path(), Which::Best)).contains("has no checkpoint `best`"));
     let error = text(SavedRun::open(dir.path(), Which::Step(10)));
-    assert!(error.ends_with("state.json has format 1, this program reads 2"), "{error}");
+    assert!(error.ends_with("state.json has format 1, this program reads 3"), "{error}");
     assert_eq!(digest_of_file(&last.join("config.toml")).unwrap().len(), 64);
 }
 

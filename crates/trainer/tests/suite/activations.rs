@@ -109,7 +109,7 @@ fn logits_in_chunks_are_the_same_training() {
         let [whole, parts] = [&[][..], &["training.loss_chunk=11"]].map(|chunk| {
             let (outcome, _) = run(&config(data.path(), &[&fixed, settings, chunk].concat())).unwrap();
             let lines = outcome.steps.iter().flat_map(|line| [line.loss, line.grad_norm]);
-            lines.chain(outcome.held_out_loss).collect::<Vec<f64>>()
+            lines.chain(outcome.validation_loss).collect::<Vec<f64>>()
         });
         assert!(whole.len() == 9 && whole != parts, "{settings:?}: nothing was cut");
         for (whole, part) in whole.iter().zip(&parts) {

@@ -32,10 +32,10 @@ fn job(args: &[String]) -> Result<Value, String> {
     keys["may_widen"] = job.start.may_widen.into();
     match job.task {
         Task::Generate { prompts, .. } => {
-            let GenerateSection { filters, stop, kv_cache, .. } = job.config.generate;
+            let GenerateSection { temperature, filters, stop, kv_cache, .. } = job.config.generate;
             let Filters { repetition_penalty, top_k, top_p, min_p } = filters;
             keys["prompts"] = prompts.into();
-            keys["filters"] = json!({"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty,
+            keys["filters"] = json!({"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty,
                                      "stop": stop, "kv_cache": kv_cache.map(|dtype| format!("{dtype:?}"))});
         }
         Task::Evaluate { precisions, .. } => {

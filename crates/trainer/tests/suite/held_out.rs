@@ -13,7 +13,7 @@ fn nothing_need_be_held_out() {
     let mut config = run_config(data.path(), &settings);
     config.checkpoint.output_dir = Some(folder.path().into());
     let (outcome, log) = run(&config).unwrap();
-    assert_eq!((outcome.steps.len(), outcome.held_out_loss, outcome.best_held_out_loss), (2, None, None));
+    assert_eq!((outcome.steps.len(), outcome.validation_loss, outcome.best_validation_loss), (2, None, None));
     assert!(!log.contains("validation") && line(&log, "data: ").ends_with("  held out: 0"), "{log}");
     let folder = folder.path().to_str().unwrap();
     let error = float8(&["eval", folder, "--device", "cpu"]).unwrap_err().to_string();
@@ -37,7 +37,7 @@ fn a_model_is_judged_by_all_of_other_files() {
     config.data.validation = vec![file.clone()];
     let (outcome, log) = run(&config).unwrap();
     let loss = line(&log, "validation loss: ");
-    let mean = outcome.held_out_loss.unwrap();
+    let mean = outcome.validation_loss.unwrap();
     assert_eq!(loss, format!("validation loss: {mean:.5}  perplexity: {:.3}  (943 tokens)", mean.exp()));
     let data = line(&log, "data: ");
     assert!(data.starts_with("data: 11 files (11 text)") && data.ends_with("  held out: 944 (1 document)"), "{log}");

@@ -15,7 +15,7 @@ fn config(data: &Path, folder: &Path, settings: &[&str]) -> RunConfig {
 
 fn losses(config: &RunConfig) -> Vec<u64> {
     let (outcome, _) = run(config).unwrap();
-    outcome.steps.iter().map(|line| line.loss.to_bits()).chain(outcome.held_out_loss.map(f64::to_bits)).collect()
+    outcome.steps.iter().map(|line| line.loss.to_bits()).chain(outcome.validation_loss.map(f64::to_bits)).collect()
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn adapters_learn_and_are_all_that_is_saved() {
     }
     // Dropout is disabled in evaluation.
     let printed = float8(&["eval", folder.path().join("run").to_str().unwrap()]).unwrap();
-    let held_out = format!("validation loss: {:.5}", outcome.held_out_loss.unwrap());
+    let held_out = format!("validation loss: {:.5}", outcome.validation_loss.unwrap());
     assert!(printed.contains(&held_out) && printed.contains("checkpoint: step 12\n"), "{printed}: {held_out}");
 }
 
@@ -142,7 +142,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let path = |name: &str| folder.path().join(name).display().to_string();
     let [run_folder, adapter, merged, second] = ["run", "adapter", "merged", "second"].map(path);
     let fixed = ["training.precision=f32", "data.tokenizer=bytes"];
-    let want = run(&config(data.path(), run_folder.as_ref(), &fixed)).unwrap().0.held_out_loss.unwrap();
+    let want = run(&config(data.path(), run_folder.as_ref(), &fixed)).unwrap().0.validation_loss.unwrap();
     exported(&run_folder, &adapter, &[]).unwrap();
     exported(&run_folder, &merged, &["--merge-adapters", "--format", "f32"]).unwrap();
     let mut names: Vec<_> = fs::read_dir(&adapter).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -150,10 +150,10 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors"]);
     let zero = |settings: &[&str]| run_config(data.path(), &[&fixed[..], &["training.steps=0"], settings].concat());
     let again = run(&zero(&[LORA[0], LORA[1], &format!("lora.adapter={adapter}")])).unwrap().0;
-    assert_eq!(format!("{:.5}", again.held_out_loss.unwrap()), format!("{want:.5}"));
+    assert_eq!(format!("{:.5}", again.validation_loss.unwrap()), format!("{want:.5}"));
     let mut of_merged = zero(&[]);
     of_merged.model = trainer::ModelSection::of_folder(merged.clone().into(), serde_json::Map::new());
-    assert!((run(&of_merged).unwrap().0.held_out_loss.unwrap() - want).abs() < 2e-5);
+    assert!((run(&of_merged).unwrap().0.validation_loss.unwrap() - want).abs() < 2e-5);
 
     let settings = ["training.precision=f32", "training.steps=1", "data.tokenizer=bytes"];
     let mut of_base = config(data.path(), second.as_ref(), &settings);

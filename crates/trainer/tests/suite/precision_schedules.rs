@@ -33,8 +33,8 @@ fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
             set_float8_enabled(&*made.model, is_float8);
             mean_loss(&made.model.valid(), &held_out, &config.training, &Default::default()).unwrap()
         };
-        assert_eq!(outcome.held_out_loss, Some(loss(last_is_float8)));
-        assert_ne!(outcome.held_out_loss, Some(loss(!last_is_float8)));
+        assert_eq!(outcome.validation_loss, Some(loss(last_is_float8)));
+        assert_ne!(outcome.validation_loss, Some(loss(!last_is_float8)));
     }
     // Without FP8 the schedule has no effect.
     let f32_run = ["training.precision=f32", "float8.schedule={ warmup = 3 }", "training.steps=4"];

@@ -90,7 +90,7 @@ fn a_run_says_where_the_time_went_and_its_losses_stay() {
     let (profiled, log) = run(&run_config(data.path(), &settings)).unwrap();
     let losses = |outcome: &trainer::job::Outcome| {
         let bits = outcome.steps.iter().map(|line| (line.loss.to_bits(), line.grad_norm.to_bits()));
-        (bits.collect::<Vec<_>>(), outcome.held_out_loss.map(f64::to_bits), outcome.sample.clone())
+        (bits.collect::<Vec<_>>(), outcome.validation_loss.map(f64::to_bits), outcome.sample.clone())
     };
     assert_eq!(losses(&plain), losses(&profiled));
     let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("no {what:?} in\n{log}"));

@@ -16,8 +16,8 @@ fn losses_fall_repeat_and_agree_between_precisions() {
         outcome.steps.iter().map(|line| (line.step, line.loss, line.grad_norm)).collect()
     };
     assert_eq!(losses(&fp8), losses(&again));
-    assert_eq!((fp8.held_out_loss, &fp8.sample), (again.held_out_loss, &again.sample));
-    let expected = fp8.held_out_loss.unwrap();
+    assert_eq!((fp8.validation_loss, &fp8.sample), (again.validation_loss, &again.sample));
+    let expected = fp8.validation_loss.unwrap();
     assert!(fp8.steps[0].loss > 5.0 && expected < 2.0, "{fp8:?}");
     let narrow = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
     for settings in [
@@ -30,7 +30,7 @@ fn losses_fall_repeat_and_agree_between_precisions() {
         &[narrow[0], "optimizer.master_weights=true"],
     ] {
         let other = trained(settings);
-        let loss = other.held_out_loss.unwrap();
+        let loss = other.validation_loss.unwrap();
         assert!((loss / expected - 1.0).abs() < 0.05 && loss != expected, "{settings:?}: {loss} {expected}");
         // A weight that lost its layer would leave FP8.
         assert!(settings[0].contains("precision") || other.gemms == fp8.gemms, "{settings:?}");
@@ -149,11 +149,12 @@ fn of_folder(config: RunConfig, folder: &Path) -> RunConfig {
     config
 }
 
-/// Errors of a model come before its data is read, which does not exist here.
+/// Errors of a model come before its data is read, which is an empty folder here.
 #[test]
 fn a_model_is_checked_before_the_data_is_read() {
-    let nowhere = Path::new("/no/such/data");
-    refuses(run(&config(nowhere, &[])), "/no/such/data");
+    let empty = TempDir::new().unwrap();
+    let nowhere = empty.path();
+    refuses(run(&config(nowhere, &[])), "no text in ");
     refuses(run(&config(nowhere, &["float8.filter_fqns=['no_such_layer']"])), "no_such_layer");
     // Training needs 61 TB.
     let mut huge = RunConfig { model: Default::default(), ..config(nowhere, &["data.tokenizer=bytes"]) };
@@ -177,7 +178,7 @@ fn accumulated_micro_batches_are_one_batch() {
     let first = |settings: &[&str]| {
         let precision = ["training.precision=f32", "training.steps=1", "data.validation_split=0.5"];
         let (outcome, _) = run(&config(data.path(), &[&precision, settings].concat())).unwrap();
-        (outcome.steps[0].loss, outcome.steps[0].grad_norm, outcome.held_out_loss)
+        (outcome.steps[0].loss, outcome.steps[0].grad_norm, outcome.validation_loss)
     };
     let whole = first(&["training.batch_size=4"]);
     let parts = first(&["training.batch_size=1", "training.grad_accumulation=4"]);
@@ -197,11 +198,16 @@ fn a_checkpoint_is_trained_on() {
     assert!(log.contains(&dir.path().display().to_string()) && !log.contains("sample"));
     assert!(loaded.steps.is_empty() && loaded.sample.is_empty());
     config.training.seed = 1;
-    assert_eq!(run(&config).unwrap().0.held_out_loss, loaded.held_out_loss, "the checkpoint decides, not the seed");
+    assert_eq!(run(&config).unwrap().0.validation_loss, loaded.validation_loss, "the checkpoint decides, not the seed");
     config.training.steps = 2.into();
     let (trained, _) = run(&config).unwrap();
     assert_eq!(trained.steps.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);
-    assert!(trained.held_out_loss < loaded.held_out_loss, "{:?} {:?}", trained.held_out_loss, loaded.held_out_loss);
+    assert!(
+        trained.validation_loss < loaded.validation_loss,
+        "{:?} {:?}",
+        trained.validation_loss,
+        loaded.validation_loss
+    );
 }
 
 /// A checkpoint's tokenizer is used in training and in the sample, regardless of a preset's.
@@ -220,7 +226,7 @@ fn a_checkpoint_brings_its_tokenizer() {
     config.data.tokenizer = Some("bytes".into());
     let (other, log) = run(&config).unwrap();
     assert!(log.contains("tokenizer: bytes, 257 tokens"), "{log}");
-    assert_ne!(own.held_out_loss, other.held_out_loss);
+    assert_ne!(own.validation_loss, other.validation_loss);
 
     // The text has tokens from 288 on.
     config.data.tokenizer = None;

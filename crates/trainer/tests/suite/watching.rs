@@ -39,11 +39,11 @@ fn a_run_writes_its_metrics() {
         assert_eq!(train.memory_bytes.is_some(), cfg!(target_os = "linux"));
     }
     // Validation losses: every third step, each once; the last is the outcome's.
-    let held_out: Vec<_> = records.iter().filter_map(|r| Some((r.step, r.held_out_loss?))).collect();
+    let held_out: Vec<_> = records.iter().filter_map(|r| Some((r.step, r.validation_loss?))).collect();
     assert_eq!(held_out.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 6, 9, 12]);
-    assert_eq!(Some(held_out[3].1), outcome.held_out_loss);
+    assert_eq!(Some(held_out[3].1), outcome.validation_loss);
     let best = held_out.iter().copied().reduce(|a, b| if b.1 < a.1 { b } else { a }).unwrap();
-    assert_eq!(outcome.best_held_out_loss, Some(best));
+    assert_eq!(outcome.best_validation_loss, Some(best));
     assert_eq!(log.matches("  validation loss: ").count(), 3, "{log}");
     // Statistics of sampled steps, by layer and operand, each once.
     let health: Vec<_> = records.iter().filter(|r| !r.health.is_empty()).collect();

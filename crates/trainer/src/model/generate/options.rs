@@ -149,7 +149,7 @@ impl GenerateOptions {
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Sampling::Temperature { temperature, .. } = self.sampling {
             let fits = temperature > 0.0 && temperature.is_finite();
-            require("generate.temperature", temperature, fits, "must be finite and above 0 where tokens are drawn")?;
+            require("--temperature", temperature, fits, "must be finite and above 0 where tokens are drawn")?;
         }
         self.filters.validate()
     }

@@ -112,7 +112,7 @@ pub(super) fn steps(losses: impl IntoIterator<Item = f64>) -> Vec<Record> {
 }
 
 pub(super) fn held_out(step: usize, loss: f64) -> Record {
-    Record { step, held_out_loss: Some(loss), ..Default::default() }
+    Record { step, validation_loss: Some(loss), ..Default::default() }
 }
 
 pub(super) fn health(step: usize, layers: &[(&str, HealthRecord)]) -> Record {
