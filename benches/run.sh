@@ -106,6 +106,11 @@ on() {
 check() {
     local name=$1 own=$2
     shift 2
+    # Checks run without the cache.
+    if [ "$compiles" = no ]; then
+        skip "$name" "no NVRTC"
+        return
+    fi
     on fast "$gpu" --device "$device" check --limit-seconds LEFT --json "$results/check.jsonl" "${small_checks[@]}" "$@"
     command[2]=$work
     step "$name" "$own" "${command[@]}"
@@ -184,7 +189,7 @@ second() {
     fi
 }
 
-torch=() small='' small_checks=() small_benches=() library='' gpu=float8-gpu work='' results='' fast='' full=''
+compiles=yes torch=() small='' small_checks=() small_benches=() library='' gpu=float8-gpu work='' results='' fast='' full=''
 versions() {
     on fast "$gpu" --device "$device" versions
     step versions 10 "${command[@]}"
@@ -317,7 +322,7 @@ print("\n".join(spec.submodule_search_locations if spec else []))' 2>/dev/null)
         say "no toolkit with an NVRTC that the driver reads: headers of $full, and the loader's NVRTC"
         # What the bundle has compiled needs none.
         for packed in "$here/ptx-$arch"*.tar.xz; do
-            [ ! -e "$packed" ] || { arch=${packed##*/ptx-} && arch=${arch%.tar.xz} && say "kernels of ${packed##*/}"; }
+            [ ! -e "$packed" ] || { arch=${packed##*/ptx-} && arch=${arch%.tar.xz} && compiles=no && say "kernels of ${packed##*/}"; }
         done
     fi
     # What the clocks were while something was timed.

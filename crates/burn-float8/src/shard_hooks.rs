@@ -32,7 +32,7 @@ pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn ShardHooks<B
     Arc::new(Layer::new(layer.name(), policy, layer.applied().clone()).with_source(source))
 }
 
-/// A new layer like `layer` with its configured policy, of which this rank has a part.
+/// A new layer like `layer` with its configured policy, for this rank's part of the weight.
 pub fn with_parallel<B: Float8Backend>(layer: &Layer, part: Arc<dyn ParallelHooks<B>>) -> Arc<Layer> {
     let policy = Policy::clone(&layer.configured());
     Arc::new(Layer::new(layer.name(), policy, layer.applied().clone()).with_parallel(part))

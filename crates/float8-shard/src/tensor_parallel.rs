@@ -8,7 +8,7 @@
 //!           dy [M/R, N] cast → all-gather codes and scales → dy [M, N] · wᵀ [N, K/R] = dx [M, K/R]
 //! ```
 //!
-//! M counts the tokens of all sequences. Rank r has the rows from r · M/R on, whatever their sequence.
+//! M counts the tokens of all sequences. Rank r has the rows r · M/R to (r + 1) · M/R.
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub enum TensorStyle {
     Sequence,
 }
 
-/// Styles by the names of modules. Patterns are those of `filter_fqns`; of several that match a module
+/// Styles by the names of modules, which match as in `filter_fqns`. If several patterns match a module,
 /// the last counts.
 pub type ParallelPlan = Vec<(String, TensorStyle)>;
 
@@ -63,7 +63,7 @@ impl TensorParallel {
     /// All ranks call it with the same model and equal parameter values, after
     /// [`Float8Config::apply`](burn_float8::Float8Config::apply). Tokens are along the axis before the
     /// last: x of a `colwise` linear is `[.., S / ranks, K]`, and its y `[.., S, N / ranks]`. Rank r has
-    /// the tokens from r · M / ranks on, of the M tokens of all sequences.
+    /// the r-th of equal parts of the tokens of all sequences.
     ///
     /// Codes and scales are the whole tensors'. Parameters loaded later may be whole or parts.
     ///
@@ -138,8 +138,8 @@ impl TensorParallel {
         Ok((model, Self { world, summed }))
     }
 
-    /// Sums the gradients of whole parameters that read divided tokens over all ranks, in f32: those of
-    /// `sequence` modules, and biases of `rowwise` linears.
+    /// Sums gradients over all ranks, in f32: of the parameters of `sequence` modules, and of the biases
+    /// of `rowwise` linears.
     ///
     /// # Errors
     /// [`ShardError`].

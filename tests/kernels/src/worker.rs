@@ -12,6 +12,7 @@
 use std::io::{Write, stdin, stdout};
 use std::process::exit;
 
+use burn_float8::backend::device_error;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -82,7 +83,10 @@ impl Worker {
         if self.next <= self.turn {
             return;
         }
-        let result = caught(run);
+        // The first call watches the devices' threads, where launches panic.
+        device_error();
+        let result =
+            caught(run).and_then(|value| device_error().map_or(Ok(value), |error| Err(Failure::Device(error))));
         let last = matches!(result, Err(Failure::Panicked(_) | Failure::Device(_)));
         let result = result.map_err(|failure| failure.to_string());
         let result = result.and_then(|value| serde_json::to_value(value).map_err(|error| error.to_string()));

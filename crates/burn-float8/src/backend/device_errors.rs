@@ -43,6 +43,12 @@ pub(super) fn watch() {
     });
 }
 
+/// The first error of any device since the first call, for programs that launch kernels themselves.
+pub fn device_error() -> Option<String> {
+    watch();
+    LOST.lock().first().map(|(device, message)| format!("{device}: {message}"))
+}
+
 fn name(device: DeviceId) -> String {
     format!("{}-{}", device.type_id, device.index_id)
 }

@@ -39,6 +39,9 @@ pub use attention::{Attention, CachedAttention, CachedHeads};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
+#[cfg(feature = "cubecl")]
+#[doc(hidden)]
+pub use device_errors::device_error;
 pub use float8_kernels::{Cast, GemmConfig, GemmPath, Grouping, InvScale, Orientation};
 use float8_kernels::{Format, GemmDevice, Granularity};
 pub use fused::{Fused, FusedBackward};

@@ -102,7 +102,7 @@ fn scaled(shape: &Shape, length: impl FnOnce(usize) -> usize) -> Shape {
 #[derive(Clone)]
 pub(super) struct Vocabulary<B: Float8Backend> {
     hooks: Arc<dyn ParallelHooks<B>>,
-    /// Ids minus `first`, in `0..size`; 0 for those of other ranks.
+    /// Ids minus `first`, in `0..size`; 0 for an id of another rank.
     own: Tensor<B, 1, Int>,
     /// Whether another rank has the id.
     is_elsewhere: Tensor<B, 1, Bool>,
@@ -171,8 +171,8 @@ fn primitive<B: Float8Backend, const D: usize>(t: Tensor<B, D>) -> FloatTensor<B
     t.into_primitive().tensor()
 }
 
-/// Rows of a table, of which this rank has `size`, for all tokens `ids: [.., T]`: this rank's tokens
-/// `[.., T / ranks, H]`.
+/// Embeddings of this rank's tokens `[.., T / ranks, H]`, from all ids `[.., T]` and this rank's rows of
+/// the table.
 pub(super) fn embedding<B: Float8Backend>(
     hooks: &Arc<dyn ParallelHooks<B>>,
     table: FloatTensor<B>,
@@ -188,8 +188,8 @@ pub(super) fn embedding<B: Float8Backend>(
     B::float_reshape(own, Shape::from(shape))
 }
 
-/// All tokens' ids and dy for the rows of a table of which this rank has `size`. Tokens of other rows
-/// have a dy of zeros.
+/// Ids of all tokens, as rows of this rank's part of a table, and their dy `[M, H]`. This rank has `size`
+/// rows. dy is zero for a token whose row another rank has.
 pub(super) fn embedding_tokens<B: Float8Backend>(
     hooks: &Arc<dyn ParallelHooks<B>>,
     size: usize,

@@ -6,7 +6,7 @@ use float8_kernels::Orientation;
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
 use super::cast::CastRequest;
 use super::codes::Codes;
-use super::parallel::parallel_copy;
+use super::parallel::parallel_cast;
 use super::shared_input_cast;
 use super::source::{WeightCast, sourced_copy};
 use crate::backend::{Float8Backend, GivenAmax, Quantized};
@@ -35,7 +35,8 @@ pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8
         return sourced_copy(request, source);
     }
     if let Some(hooks) = request.parallel() {
-        return parallel_copy(request, hooks);
+        let (quantized, result) = parallel_cast(request, hooks);
+        return keep(request, quantized, result);
     }
     let scale = request.scale(known);
     let is_one_pass = both && !request.is_transient() && plan.is_one_cast(operand);
@@ -86,7 +87,7 @@ fn copy_of_codes<B: Float8Backend>(
 }
 
 /// Stores the copies of a cast by the rules of the cache, and returns the requested one.
-pub(super) fn keep<B: Float8Backend>(
+fn keep<B: Float8Backend>(
     request: CastRequest<'_, B>,
     Quantized { rows, cols, .. }: Quantized<B>,
     result: Arc<CastResult<B>>,

@@ -12,9 +12,8 @@ use std::sync::Arc;
 use burn_backend::tensor::{Device, FloatTensor};
 use float8_kernels::Granularity;
 
-use super::cache::Fp8Copy;
+use super::cache::{CastResult, Fp8Copy};
 use super::cast::CastRequest;
-use super::copies::keep;
 use super::source::{CastAmax, WeightCast};
 use crate::backend::{Float8Backend, Quantized};
 use crate::layer::{Layer, LinearPlan};
@@ -135,12 +134,12 @@ pub(crate) fn with_all_tokens<B: Float8Backend>(
     }
 }
 
-/// Copy for a GEMM of a layer that ranks divide. Of x for wgrad it may be this
+/// Cast for a GEMM of a layer that ranks divide. Of x for wgrad it may be this
 /// rank's part: [`with_all_tokens`] gathers the rest in backward.
-pub(super) fn parallel_copy<B: Float8Backend>(
+pub(super) fn parallel_cast<B: Float8Backend>(
     request: CastRequest<'_, B>,
     hooks: &Arc<dyn ParallelHooks<B>>,
-) -> Arc<Fp8Copy<B>> {
+) -> (Quantized<B>, Arc<CastResult<B>>) {
     let CastRequest { tensor, operand, plan, .. } = request;
     let gathers = hooks.style().gathers(operand.role);
     let other = CastRequest { operand: operand.other(), ..request };
@@ -167,5 +166,5 @@ pub(super) fn parallel_copy<B: Float8Backend>(
         ContractionAxis::Last => Quantized { rows: Some(made), cols: None, amax },
         ContractionAxis::Leading => Quantized { rows: None, cols: Some(made), amax },
     };
-    keep(request, quantized, result)
+    (quantized, result)
 }

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use burn_float8::backend::device_error;
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::*;
 use device_select::cuda_setup;
-use float8_kernels::scaled_gemm;
+use float8_kernels::{Granularity, scaled_gemm};
 use kernel_tests::{F32, Gemm, PRECISE};
 
 /// Set in the processes that this test starts.
@@ -16,11 +17,24 @@ const CHILD: &str = "FAKE_CUDA_CHILD";
 fn a_filled_cache_needs_no_compiler() {
     if std::env::var_os(CHILD).is_some() {
         let setup = cuda_setup().expect("a usable driver");
+        let has_nvrtc = setup.nvrtc.is_some();
         println!("NVRTC: {:?}", setup.nvrtc.map(|nvrtc| nvrtc.to_string()));
+        device_error();
         let client = CudaRuntime::client(&CudaDevice::new(0));
-        let [a, b] = Gemm::new([70, 133, 200]).matrices().map(|matrix| matrix.upload(&client));
-        let product = scaled_gemm(&client, &a, &b, None, F32, PRECISE).expect("operands that fit");
-        println!("product: {:?}", client.read_one_unchecked(product).iter().map(|byte| u64::from(*byte)).sum::<u64>());
+        let product = |gemm: Gemm| {
+            let [a, b] = gemm.matrices().map(|matrix| matrix.upload(&client));
+            let product = scaled_gemm(&client, &a, &b, None, F32, PRECISE).expect("operands that fit");
+            client.read_one_unchecked(product)
+        };
+        let cached = Gemm::new([70, 133, 200]);
+        println!("product: {:?}", product(cached).iter().map(|byte| u64::from(*byte)).sum::<u64>());
+        assert_eq!(device_error(), None);
+        if !has_nvrtc {
+            // A launch of a kernel that the cache lacks is lost without an error of the read.
+            product(Gemm { granularities: [Granularity::Row; 2], ..cached });
+            let error = device_error().expect("the hook has seen it");
+            assert!(error.contains("nvrtc"), "{error}");
+        }
         return;
     }
     let Some(toolkit) = std::env::var_os("FLOAT8_CUDA_TOOLS").map(PathBuf::from) else {

@@ -108,7 +108,7 @@ pub fn reduce_scatters_overlap() {
             sharded.wait_for_gradients(&model, &mut grads).unwrap();
             assert_eq!(shards(&model, grads), *expected, "{reduce_dtype:?}");
         }
-        // A step that nobody has ended is forgotten by the next.
+        // The next step forgets a step without an end.
         assert!(shards(&model, pass(1)).iter().flatten().all(|x| *x == 0.0), "backward has waited");
         sharded.precompute_scales(&model);
         let mut grads = pass(0);
