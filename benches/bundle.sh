@@ -40,7 +40,7 @@ if [ -n "${FLOAT8_CUDA_TOOLS:-}" ]; then
         # Parts whose inputs are small: a whole model would need its size in memory here.
         env -C "$work" FAKE_CUDA="${arch/./}" FAKE_CUDA_CHECK_ONLY=1 LD_PRELOAD="$CARGO_TARGET_DIR/release/libfake_cuda.so" \
             CUDA_PATH="$FLOAT8_CUDA_TOOLS" LD_LIBRARY_PATH="$FLOAT8_CUDA_TOOLS/lib" \
-            "$binary" bench --only gemm,scaled,gemv,linear,quantize,grouped --size headline --repeat 1 --limit-seconds 1200 >"$work/log" ||
+            "$binary" bench --only gemm,scaled,gemv,linear,quantize,grouped,beside,host,sweep --size headline --repeat 1 --limit-seconds 1200 >"$work/log" ||
             { tail "$work/log" >&2; exit 1; }
         # Named as run.sh names its caches: by architecture and by NVRTC.
         tar -C "$work/$arch" -cJf "$folder/ptx-${arch}_13.0.tar.xz" .

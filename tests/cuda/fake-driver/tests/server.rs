@@ -11,7 +11,10 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::*;
 use cubecl::server::CopyDescriptor;
 use fake_cuda::{Driver, Fault};
-use float8_kernels::{CudaArch, GemmPath, Granularity, Operand, cuda_arch, gemm_path, scaled_gemm};
+use float8_kernels::{
+    Cast, CudaArch, Format, GemmPath, Granularity, MatrixView, Operand, Orientation, ScaleMode, cuda_arch, gemm_path,
+    quantize, scaled_gemm,
+};
 use kernel_tests::{Case, F32, Failure, Gemm, HostMatrix, PRECISE, Size, caught, visit, visit_linears};
 use models::{CausalLmExt, Decoder, DecoderConfig};
 
@@ -43,19 +46,29 @@ fn properties() {
     }
 }
 
-/// A GEMM has the same bits in CubeCL's server and in the one of `codegen`, which orders arguments
-/// and reads tensor maps too.
+/// GEMMs, and a cast of rows with gaps between them, have the same bits in CubeCL's server and in the
+/// one of `codegen`, which orders arguments and reads tensor maps too.
 #[test]
 fn servers_agree() {
-    fn product<R: Runtime>(client: &ComputeClient<R>) -> Vec<u8> {
-        let [a, b] = Gemm::new([70, 133, 200]).matrices().map(|matrix| matrix.upload(client));
-        let product = scaled_gemm(client, &a, &b, None, F32, PRECISE).expect("operands that fit");
-        client.read_one_unchecked(product).to_vec()
+    fn results<R: Runtime>(client: &ComputeClient<R>) -> Vec<Vec<u8>> {
+        let product = |granularities| {
+            let gemm = Gemm { granularities, ..Gemm::new([70, 133, 200]) };
+            let [a, b] = gemm.matrices().map(|matrix| matrix.upload(client));
+            scaled_gemm(client, &a, &b, None, F32, PRECISE).expect("operands that fit")
+        };
+        let values: Vec<u8> = (0..35 * 160).flat_map(|i| (i as f32).sin().to_le_bytes()).collect();
+        let handle = client.create_from_slice(&values);
+        let x = MatrixView { handle, shape: [35, 150], strides: [160, 1], dtype: F32 };
+        let cast = Cast { format: Format::E4m3, granularity: Granularity::Row, scale_mode: ScaleMode::F32 };
+        let copies = quantize(client, &x, cast, Orientation::Both).expect("a matrix that fits");
+        let copies = [copies.rows, copies.cols].map(|copy| copy.expect("both were asked for").codes);
+        let products = [[Granularity::Tensor; 2], [Granularity::Row; 2], [Granularity::Block1x32; 2]].map(product);
+        products.into_iter().chain(copies).map(|handle| client.read_one_unchecked(handle).to_vec()).collect()
     }
     let Some(_running) = execute_shared() else { return };
     for (index, sm, sms) in [(0, 90, 132), (1, 100, 148), (2, 120, 170)] {
         let Some((client, _)) = client(index) else { return };
-        assert_eq!(product(&client), product(&GenerateCuda::client(&OfflineDevice { sm, sms })), "sm_{sm}");
+        assert_eq!(results(&client), results(&GenerateCuda::client(&OfflineDevice { sm, sms })), "sm_{sm}");
     }
 }
 
