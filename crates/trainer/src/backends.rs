@@ -107,12 +107,10 @@ fn launch(nproc: NonZero<usize>) -> Result<()> {
     let program = std::env::current_exe().context(LAUNCHER)?;
     let mut mpirun = std::process::Command::new("mpirun");
     mpirun.args(["-n", &nproc.to_string()]).arg(program).args(std::env::args_os().skip(1));
-    // Without these, Open MPI refuses more ranks than cores, and kills ranks a second after Ctrl-C,
-    // before they have saved. Other MPIs ignore the variables.
-    for (name, value) in [("OMPI_MCA_rmaps_base_oversubscribe", "1"), ("OMPI_MCA_odls_base_sigkill_timeout", "300")] {
-        if std::env::var_os(name).is_none() {
-            mpirun.env(name, value);
-        }
+    // Open MPI refuses more ranks than cores without this. Other MPIs ignore the variable.
+    const OVERSUBSCRIBE: &str = "OMPI_MCA_rmaps_base_oversubscribe";
+    if std::env::var_os(OVERSUBSCRIBE).is_none() {
+        mpirun.env(OVERSUBSCRIBE, "1");
     }
     Err(mpirun.exec()).context(LAUNCHER)
 }
