@@ -160,7 +160,7 @@ fn casts() {
             ["amax 70x133 f32 pitched", "values"],
             ["scale e4m3 1x32", "Rows"],
             ["encode bf16", "e5m2"],
-            ["transpose of casts", ""],
+            ["transpose 129x", ""],
             ["dequantize_to_f32 128x128", "rowwise"],
             ["dequantize_mx 129x160", "e4m3"],
             ["health 37x140", "e4m3 1x128 F32"],
