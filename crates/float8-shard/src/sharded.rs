@@ -70,7 +70,8 @@ impl Sharded {
     /// (AdamW, SGD, Adam) keep moments of the shard only. Optimizers with matrix products (Muon)
     /// panic; L-BFGS would compute a wrong result.
     ///
-    /// Gradients of shards are summed over all ranks in backward, others by
+    /// Gradients of shards are summed over all ranks in backward. After
+    /// [`precompute_scales`](Self::precompute_scales), and other gradients always, they are summed by
     /// [`reduce_gradients`](Self::reduce_gradients). Parameters loaded later may be whole or shards:
     /// a model of expanded zeros, which takes no memory, is sharded first and loaded then.
     ///

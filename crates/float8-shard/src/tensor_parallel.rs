@@ -19,7 +19,6 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::config::LinearInfo;
 use burn_float8::shard_hooks::{self, Change, ParallelStyle, linears, map_params, visit_params};
 use burn_float8::{ApplyError, Float8Stack, Float8Tensor};
-use serde::{Deserialize, Serialize};
 
 use crate::backend::ShardBackend;
 use crate::comm::Communicator;
@@ -32,13 +31,12 @@ use crate::sharding::{Sharding, alignment};
 use crate::world::World;
 
 /// Division of a module over ranks, in torchtitan's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorStyle {
     /// A linear whose columns are divided. It reads tokens that are divided, and returns all tokens.
     Colwise,
-    /// A linear whose rows are divided. It reads all tokens, and returns tokens that are divided.
+    /// A linear whose rows are divided, or an embedding whose vocabulary is. It reads all tokens, and
+    /// returns tokens that are divided.
     Rowwise,
     /// A module with whole parameters that reads tokens that are divided, such as a norm.
     Sequence,
@@ -79,6 +77,7 @@ impl TensorParallel {
         let config = ShardConfig::default();
         let checked = World::<B::Inner>::new(comm, config).and_then(|world| {
             let found = check::<B, M>(&model, &world, config)?;
+            comm.agree("the plan", &format!("{plan:?}"))?;
             let styles = styles::<B, M>(&model, plan)?;
             check_weights::<B, M>(&model, &styles, comm.world_size())?;
             Ok((Arc::new(world), found, styles))
@@ -168,7 +167,7 @@ fn styles<B: Float8Stack, M: Module<B>>(
     modules.dedup();
     let mut styles = BTreeMap::new();
     for (pattern, style) in plan {
-        let found = shard_hooks::matching("parallelism.plan", pattern, &modules);
+        let found = shard_hooks::matching("plan", pattern, &modules);
         let found = found.map_err(|error| ShardError::model("", error.to_string()))?;
         styles.extend(found.into_iter().map(|i| (modules[i].clone(), *style)));
     }
@@ -189,11 +188,21 @@ fn check_weights<B: Float8Stack, M: Module<B>>(
             (linear.info, alignment(policy.as_deref()))
         })
         .collect();
+    let mut colwise_embeddings = vec![];
     visit_params::<B, M>(model, |param| {
         if let Some(name) = param.path.embedding(param.shape.num_dims()) {
+            if styles.get(&name) == Some(&TensorStyle::Colwise) {
+                colwise_embeddings.push(name.clone());
+            }
             weights.push((LinearInfo { name, k: param.shape[0], n: param.shape[1] }, alignment(None)));
         }
     });
+    if let Some(name) = colwise_embeddings.first() {
+        return Err(ShardError::model(
+            name.as_str(),
+            " is an embedding, whose vocabulary ranks divide: it must be rowwise",
+        ));
+    }
     for (LinearInfo { name, k, n }, align) in weights {
         unknown.retain(|(known, _)| **known != name);
         let (of, len) = match styles.get(&name) {
@@ -207,8 +216,8 @@ fn check_weights<B: Float8Stack, M: Module<B>>(
         }
     }
     match unknown.first() {
-        Some((name, style)) => {
-            Err(ShardError::model(name.as_str(), format!(" is no linear and no embedding, so it cannot be {style:?}")))
+        Some((name, _)) => {
+            Err(ShardError::model(name.as_str(), format!(" is no linear and no embedding, so ranks cannot divide it")))
         }
         None => Ok(()),
     }

@@ -29,7 +29,8 @@ pub fn parallel_tokens<B: Backend, const D: usize>(x: Tensor<B, D>, weight: &Ten
 ///
 /// # Panics
 ///
-/// As [`log_likelihood`].
+/// If the numbers of targets and rows differ. With a divided weight, a target outside of the
+/// vocabulary does not panic: its likelihood is below -1e38.
 pub fn parallel_log_likelihood<B: Backend>(
     logits: Tensor<B, 2>,
     targets: Tensor<B, 1, Int>,

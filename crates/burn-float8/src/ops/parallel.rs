@@ -68,7 +68,7 @@ pub(super) fn gather<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, own: F
 
 /// This rank's tokens `[.., T / ranks, C]` of the sum over ranks of `[.., T, C]`.
 pub(super) fn reduce<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, all: FloatTensor<B>) -> FloatTensor<B> {
-    let own = scaled(&all.shape(), |tokens| tokens / hooks.ranks());
+    let own = scaled(&all.shape(), |tokens| divided(tokens, hooks.ranks()));
     B::float_reshape(hooks.reduce_rows(matrix::<B>(all)), own)
 }
 
@@ -79,6 +79,16 @@ pub(super) fn reduce<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, all: F
 /// If ranks do not divide it.
 pub(super) fn part_of<B: Float8Backend>(layer: &Layer) -> &Arc<dyn ParallelHooks<B>> {
     parallel_of(layer).expect("ranks divide the layer")
+}
+
+/// Tokens of each rank.
+///
+/// # Panics
+///
+/// If ranks do not divide them.
+fn divided(tokens: usize, ranks: usize) -> usize {
+    assert!(tokens.is_multiple_of(ranks), "{ranks} ranks of a tensor-parallel model do not divide {tokens} tokens");
+    tokens / ranks
 }
 
 /// A tensor `[.., C]` as a matrix.
@@ -98,11 +108,11 @@ fn scaled(shape: &Shape, length: impl FnOnce(usize) -> usize) -> Shape {
     Shape::from(dims)
 }
 
-/// Ids of a vocabulary that ranks divide: this rank has `size` of them, from `first` on.
+/// Ids, as rows of this rank's part of a vocabulary.
 #[derive(Clone)]
 pub(super) struct Vocabulary<B: Float8Backend> {
     hooks: Arc<dyn ParallelHooks<B>>,
-    /// Ids minus `first`, in `0..size`; 0 for an id of another rank.
+    /// Row of each id; 0 for an id of another rank.
     own: Tensor<B, 1, Int>,
     /// Whether another rank has the id.
     is_elsewhere: Tensor<B, 1, Bool>,
@@ -133,13 +143,13 @@ impl<B: Float8Backend> Vocabulary<B> {
         let logits = float::<B, 2>(logits);
         let m = logits.dims()[0];
         let of_targets = logits.clone().gather(1, self.own.clone().unsqueeze_dim(1));
-        let of_targets = of_targets.mask_fill(self.is_elsewhere.clone().unsqueeze_dim(1), 0.0);
+        let of_targets = of_targets.mask_fill(self.is_elsewhere.clone().unsqueeze_dim(1), f32::MIN);
         // One exchange: each rank's logarithm, and the target's logit from the rank that has it.
         let own = Tensor::cat(vec![log_sum(logits, 1), of_targets], 1);
         let all = float::<B, 2>(self.hooks.gather_rows(primitive(own))).reshape([self.hooks.ranks(), m, 2]);
         let [log_sums, of_targets] = [0, 1].map(|i| all.clone().narrow(2, i, 1).reshape([self.hooks.ranks(), m]));
         let log_sums = log_sum(log_sums, 0).reshape([m, 1]);
-        (primitive(of_targets.sum_dim(0).reshape([m, 1]) - log_sums.clone()), primitive(log_sums))
+        (primitive(of_targets.max_dim(0).reshape([m, 1]) - log_sums.clone()), primitive(log_sums))
     }
 
     /// Gradient of this rank's logits: `dy (onehot(t) - softmax(l))`.
@@ -183,7 +193,8 @@ pub(super) fn embedding<B: Float8Backend>(
     let vocabulary = Vocabulary::of_size(hooks, table.dims()[0], flat);
     let rows = table.clone().select(0, vocabulary.own).mask_fill(vocabulary.is_elsewhere.unsqueeze_dim(1), 0.0);
     let own = hooks.reduce_rows(primitive(rows));
-    *shape.last_mut().expect("ids have an axis of tokens") /= hooks.ranks();
+    let tokens = shape.last_mut().expect("ids have an axis of tokens");
+    *tokens = divided(*tokens, hooks.ranks());
     shape.push(table.dims()[1]);
     B::float_reshape(own, Shape::from(shape))
 }

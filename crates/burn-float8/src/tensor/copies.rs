@@ -122,14 +122,14 @@ fn keep<B: Float8Backend>(
 /// nothing.
 pub(super) fn recast<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<B::Operand> {
     let key = request.key();
-    let has_source = request.source().is_some() || request.parallel().is_some();
+    let is_divided = request.source().is_some() || request.parallel().is_some();
     // The scales are unknown, since this process has only a part of each.
     if request.divides_rows() || request.source().is_some() && WeightCast::new(request).scales_columns() {
         return None;
     }
     let entries = request.tensor.cache().lock();
-    // The copy of a source has more rows.
-    if !has_source && let Some(copy) = entries.find(key) {
+    // The copy of a divided tensor has more rows.
+    if !is_divided && let Some(copy) = entries.find(key) {
         return Some(copy.operand.clone());
     }
     let scale = match (entries.known(key.cast), key.cast.delayed) {

@@ -88,7 +88,7 @@ pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn Shar
     layer.source().map(|source| source.downcast_ref().expect("all weights of a layer are of one backend"))
 }
 
-/// One cast of a weight with a source.
+/// One cast of this rank's part of a tensor: a shard, or x, w or dy of a tensor-parallel linear.
 pub struct WeightCast<'a, B: Float8Backend> {
     request: CastRequest<'a, B>,
 }
@@ -128,7 +128,7 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
         self.request.operand.axis == ContractionAxis::Leading
     }
 
-    /// Whether ranks divide the axis of a tensor-parallel linear's tensor that shares a scale of a row.
+    /// Whether the scale of a row covers elements of several ranks (tensor parallelism).
     pub fn divides_rows(&self) -> bool {
         self.request.divides_rows()
     }

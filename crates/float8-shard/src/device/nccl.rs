@@ -146,7 +146,8 @@ where
                 shape[0] /= ranks;
                 words / ranks * if values.dtype == DType::BF16 { 2 } else { 1 }
             }
-            _ => words,
+            Operation::AllReduceSum | Operation::AllReduceMaxBits => words,
+            Operation::AllToAll | Operation::AllGatherBytes => unreachable!("{operation:?} is not on devices"),
         };
         let launched = self.launch(operation, label, vec![(values, shape, count)])?;
         Ok(Box::new(move || Ok(launched.land()?.remove(0))))

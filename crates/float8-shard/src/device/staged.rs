@@ -93,7 +93,8 @@ where
                 Err(comm.reduce_scatter_sum(label, floats(words))?)
             }
             Operation::AllReduceSum => Err(comm.all_reduce_sum(label, floats(words))?),
-            _ => Ok(comm.all_reduce_max_bits(label, words)?),
+            Operation::AllReduceMaxBits => Ok(comm.all_reduce_max_bits(label, words)?),
+            Operation::AllToAll | Operation::AllGatherBytes => unreachable!("{operation:?} is not on devices"),
         };
         Ok(Box::new(move || {
             let words = match started {

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::fmt;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -81,7 +81,10 @@ fn limited<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'stat
     pool.spawn(move || drop(sender.send(caught(run))));
     match result.recv_timeout(TIME) {
         Ok(result) => result.map_err(|reason| not_applied(&reason)),
-        Err(_) => bail!(not_applied(&format!("{what} it takes more than {} seconds", TIME.as_secs()))),
+        Err(RecvTimeoutError::Disconnected) => bail!(not_applied("its thread has ended")),
+        Err(RecvTimeoutError::Timeout) => {
+            bail!(not_applied(&format!("{what} it takes more than {} seconds", TIME.as_secs())))
+        }
     }
 }
 

@@ -228,8 +228,8 @@ pub fn plans_that_are_refused() {
         let error = TensorParallel::apply(block(width), &comm, &plan).unwrap_err().error.to_string();
         assert!(error.contains(words), "{error}");
     };
-    refused(plan("gate", TensorStyle::Colwise), 512, "parallelism.plan");
-    refused(plan("norm", TensorStyle::Rowwise), 512, "norm is no linear and no embedding, so it cannot be Rowwise");
+    refused(plan("gate", TensorStyle::Colwise), 512, "plan = \"gate\"");
+    refused(plan("norm", TensorStyle::Rowwise), 512, "norm is no linear and no embedding, so ranks cannot divide it");
     refused(
         plan("up", TensorStyle::Colwise),
         192,
