@@ -217,7 +217,7 @@ fn check_weights<B: Float8Stack, M: Module<B>>(
     }
     match unknown.first() {
         Some((name, _)) => {
-            Err(ShardError::model(name.as_str(), format!(" is no linear and no embedding, so ranks cannot divide it")))
+            Err(ShardError::model(name.as_str(), " is no linear and no embedding, so ranks cannot divide it"))
         }
         None => Ok(()),
     }
