@@ -48,7 +48,7 @@ const OTHERS: [(&str, &str, &str); 9] = [
     ("train", "num-train-epochs", "--epochs"),
 ];
 
-/// Command line that suggests our flags for [`OTHERS`]; clap suggests similar letters.
+/// Command line that suggests our flags for flags of other programs; clap suggests similar letters.
 pub fn command() -> clap::Command {
     OTHERS.iter().fold(Command::command(), |command, (name, other, ours)| {
         let parser = UnknownArgumentValueParser::suggest_arg(ours);
