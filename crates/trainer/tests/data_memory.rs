@@ -31,7 +31,7 @@ fn memory_is_bounded() {
     let tokens = (10_000_000_000 - 1024 - 8) / 2;
     let tokenizer = Tokenizer::bytes().fingerprint();
     let header = format!(
-        r#"{{"dtype": "uint16", "tokens": {tokens}, "has_mask": false, "documents": 1, "tokenizer": "{tokenizer}"}}"#
+        r#"{{"format": 1, "dtype": "uint16", "tokens": {tokens}, "has_mask": false, "documents": 1, "tokenizer": "{tokenizer}"}}"#
     );
     let mut file = File::create(&path).unwrap();
     write!(file, "{header:1024}").unwrap();
