@@ -184,16 +184,17 @@ pub fn bytes_of_gathers() {
         (Recipe::Mxfp8, 2, 2 * (part + part / 32)),
         (Recipe::RowwiseWithGwHp, 2, part + 4 * part / SIZE as u64 + 4 * part),
     ] {
-        let one = || {
+        let linear = || {
             let linear = LinearConfig::new(SIZE, SIZE).with_bias(false).init::<B>(&device);
             let weight = linear.weight.map(|_| random(5).detach().require_grad());
-            Float8Config::new(recipe).apply(One { linear: Linear { weight, ..linear } }).unwrap().0
+            Linear { weight, ..linear }
         };
-        let plan: ParallelPlan = vec![("linear".into(), TensorStyle::Colwise)];
-        let [(first, _), (second, _)] = [one(), one()].map(|one| TensorParallel::apply(one, &comm, &plan).unwrap());
+        let two = Float8Config::new(recipe).apply(vec![linear(), linear()]).unwrap().0;
+        let plan: ParallelPlan = vec![("*".into(), TensorStyle::Colwise)];
+        let (two, _) = TensorParallel::apply(two, &comm, &plan).unwrap();
         let x = along(0).part(random(4)).require_grad();
         let before = comm.traffic();
-        let y = first.linear.forward(x.clone()) + second.linear.forward(x);
+        let y = two[0].forward(x.clone()) + two[1].forward(x);
         y.sum().backward();
         let found = comm.traffic().since(&before).operation(Operation::AllGather);
         // Late gathers, of backward, are by linear.
@@ -216,6 +217,7 @@ pub fn plans_that_are_refused() {
     let comm = world();
     let device = Default::default();
     let block = |width: usize| {
+        B::seed(&device, 6);
         let block = Block::<B> {
             norm: LayerNormConfig::new(128).init(&device),
             up: LinearConfig::new(128, width).init(&device),
@@ -228,7 +230,7 @@ pub fn plans_that_are_refused() {
         let error = TensorParallel::apply(block(width), &comm, &plan).unwrap_err().error.to_string();
         assert!(error.contains(words), "{error}");
     };
-    refused(plan("gate", TensorStyle::Colwise), 512, "plan = \"gate\"");
+    refused(plan("gate", TensorStyle::Colwise), 512, "plan: \"gate\" matches none");
     refused(plan("norm", TensorStyle::Rowwise), 512, "norm is no linear and no embedding, so ranks cannot divide it");
     refused(
         plan("up", TensorStyle::Colwise),
