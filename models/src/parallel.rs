@@ -4,9 +4,9 @@ use float8_shard::{ParallelPlan, TensorStyle};
 
 use crate::dims::Dimensions;
 
-/// Plan of a dense decoder: q, k, v, gate, up and the output layer are divided by columns, o and down by
-/// rows, the embedding by its vocabulary. Norms of hidden states
-/// read a rank's tokens, norms of heads a rank's heads.
+/// Plan of a dense decoder. q, k, v, gate, up and the output layer are divided by columns, o and down
+/// by rows, and the embedding by its vocabulary. Norms of hidden states read a rank's tokens, norms of
+/// heads a rank's heads.
 ///
 /// The number of ranks divides the key heads.
 pub fn tensor_plan(dims: &Dimensions) -> ParallelPlan {

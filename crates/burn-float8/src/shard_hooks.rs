@@ -28,14 +28,16 @@ use crate::terms::{Operand, Reason};
 
 /// A new layer like `layer` with its configured policy, and with its weight from `source`.
 pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn ShardHooks<B>>) -> Arc<Layer> {
-    let policy = Policy::clone(&layer.configured());
-    Arc::new(Layer::new(layer.name(), policy, layer.applied().clone()).with_source(source))
+    Arc::new(copied(layer).with_source(source))
+}
+
+fn copied(layer: &Layer) -> Layer {
+    Layer::new(layer.name(), Policy::clone(&layer.configured()), layer.applied().clone())
 }
 
 /// A new layer like `layer` with its configured policy, for this rank's part of the weight.
 pub fn with_parallel<B: Float8Backend>(layer: &Layer, part: Arc<dyn ParallelHooks<B>>) -> Arc<Layer> {
-    let policy = Policy::clone(&layer.configured());
-    Arc::new(Layer::new(layer.name(), policy, layer.applied().clone()).with_parallel(part))
+    Arc::new(copied(layer).with_parallel(part))
 }
 
 /// Part of a layer on this rank, if ranks divide it.

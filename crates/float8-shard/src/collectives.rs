@@ -27,7 +27,7 @@ pub trait DeviceCollectives<B: Float8Backend> {
     /// Starts a collective of these, which sum in the dtype of the values:
     ///
     /// ```text
-    /// AllGather           [rows, N] of each rank → [ranks · rows, N]      bytes of a shard: a multiple of four
+    /// AllGather           [rows, N] of each rank, a multiple of 4 bytes → [ranks · rows, N]
     /// ReduceScatterSum    [ranks · rows, N], f32 or bf16 → [rows, N]
     /// AllReduceSum        [n] in f32
     /// AllReduceMaxBits    [n] in f32, not negative; NaN wins

@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::collectives::PendingOnDevice;
-use crate::comm::{Operation, Pending};
+use crate::comm::Operation;
 use crate::config::ReduceDtype;
 use crate::error::ShardError;
 use crate::sharding::Sharding;
@@ -121,16 +121,19 @@ impl<B: Float8Backend> Sharding<B> {
         }
         let mut all = read_f32::<B>(gradient);
         all.resize(ranks * chunk * n, 0.0);
-        let (sum, words) = match self.config.reduce_dtype {
-            ReduceDtype::F32 => (Some(shard.comm.reduce_scatter_sum(&name, all)?), None),
+        let started: PendingOnDevice<Vec<f32>> = match self.config.reduce_dtype {
+            ReduceDtype::F32 => {
+                let sum = shard.comm.reduce_scatter_sum(&name, all)?;
+                Box::new(move || sum.wait())
+            }
             ReduceDtype::Bf16 => {
                 let bytes = all.into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
-                (None, Some(shard.comm.all_to_all(&name, to_words(bytes))?))
+                let words = shard.comm.all_to_all(&name, to_words(bytes))?;
+                Box::new(move || Ok(sum_bf16(&words.wait()?, ranks)))
             }
         };
         Ok(Box::new(move || {
-            let own = sum.map(Pending::wait).or_else(|| Some(words?.wait().map(|words| sum_bf16(&words, ranks))));
-            let own = own.expect("one of both")?;
+            let own = started()?;
             let own = match replicate.size() {
                 1 => own,
                 _ => replicate.comm.all_reduce_sum(&name, own)?.wait()?,

@@ -10,9 +10,9 @@ pub fn parallel_ranks<B: Backend>(weight: &Tensor<B, 2>) -> usize {
     find::<B>().map_or(1, |functions| (functions.parallel_ranks)(&weight.clone().into_primitive().tensor()))
 }
 
-/// x `[.., T, H]` with the tokens of all ranks, if ranks divide `weight`; else x. For readers of a weight
-/// other than `nn::Linear`, such as an output layer that shares the embedding's table. In backward each
-/// rank gets the sum of its tokens' gradients.
+/// x `[.., T, H]` with the tokens of all ranks, if ranks divide `weight`; else x. For readers of a
+/// weight other than `nn::Linear`, such as an output layer that shares the embedding's table. In
+/// backward each rank gets the sum of its tokens' gradients.
 pub fn parallel_tokens<B: Backend, const D: usize>(x: Tensor<B, D>, weight: &Tensor<B, 2>) -> Tensor<B, D> {
     match find::<B>() {
         Some(functions) => {
@@ -23,9 +23,9 @@ pub fn parallel_tokens<B: Backend, const D: usize>(x: Tensor<B, D>, weight: &Ten
     }
 }
 
-/// [`log_likelihood`] of the logits of an output layer. If ranks divide its weight, each has the logits
-/// `[M, V / ranks]` of its part of the vocabulary, and all get the likelihoods under the whole of it. No
-/// rank has all logits.
+/// [`log_likelihood`] of the logits of an output layer. If ranks divide its weight, each has the
+/// logits `[M, V / ranks]` of its part of the vocabulary, and all get the likelihoods under the whole
+/// vocabulary. No rank has all logits.
 ///
 /// # Panics
 ///

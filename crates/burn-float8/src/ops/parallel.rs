@@ -1,4 +1,4 @@
-//! Tokens of tensor-parallel linears: gathers of x and dy, and sums of y and dx, around their GEMMs.
+//! Tokens of tensor-parallel linears: gathers of x and dy, sums of y and dx, around their GEMMs.
 //! Vocabularies that ranks divide: rows of a table, and log-likelihoods of logits.
 use std::sync::Arc;
 
@@ -125,9 +125,10 @@ impl<B: Float8Backend> core::fmt::Debug for Vocabulary<B> {
 }
 
 impl<B: Float8Backend> Vocabulary<B> {
-    /// Ids `[M]`, where this rank has `size` ids of the vocabulary.
+    /// Ids of any shape, M in all, where this rank has `size` ids of the vocabulary.
     fn of_size(hooks: &Arc<dyn ParallelHooks<B>>, size: usize, ids: IntTensor<B>) -> Self {
-        let ids = Tensor::<B, 1, Int>::from_primitive(ids) - (hooks.rank() * size) as i64;
+        let flat = B::int_reshape(ids.clone(), Shape::from(vec![ids.shape().num_elements()]));
+        let ids = Tensor::<B, 1, Int>::from_primitive(flat) - (hooks.rank() * size) as i64;
         let is_elsewhere = ids.clone().lower_elem(0).bool_or(ids.clone().greater_equal_elem(size as i64));
         let own = ids.mask_fill(is_elsewhere.clone(), 0);
         Self { hooks: hooks.clone(), own, is_elsewhere }
@@ -181,16 +182,15 @@ fn primitive<B: Float8Backend, const D: usize>(t: Tensor<B, D>) -> FloatTensor<B
     t.into_primitive().tensor()
 }
 
-/// Embeddings of this rank's tokens `[.., T / ranks, H]`, from all ids `[.., T]` and this rank's rows of
-/// the table.
+/// Embeddings of this rank's tokens `[.., T / ranks, H]`, from all ids `[.., T]` and this rank's rows
+/// of the table.
 pub(super) fn embedding<B: Float8Backend>(
     hooks: &Arc<dyn ParallelHooks<B>>,
     table: FloatTensor<B>,
     ids: IntTensor<B>,
 ) -> FloatTensor<B> {
     let (table, mut shape) = (float::<B, 2>(table), ids.shape().to_vec());
-    let flat = B::int_reshape(ids.clone(), Shape::from(vec![ids.shape().num_elements()]));
-    let vocabulary = Vocabulary::of_size(hooks, table.dims()[0], flat);
+    let vocabulary = Vocabulary::of_size(hooks, table.dims()[0], ids);
     let rows = table.clone().select(0, vocabulary.own).mask_fill(vocabulary.is_elsewhere.unsqueeze_dim(1), 0.0);
     let own = hooks.reduce_rows(primitive(rows));
     let tokens = shape.last_mut().expect("ids have an axis of tokens");
@@ -199,16 +199,15 @@ pub(super) fn embedding<B: Float8Backend>(
     B::float_reshape(own, Shape::from(shape))
 }
 
-/// Ids of all tokens, as rows of this rank's part of a table, and their dy `[M, H]`. This rank has `size`
-/// rows. dy is zero for a token whose row another rank has.
+/// Ids of all tokens, as rows of this rank's part of a table, and their dy `[M, H]`. This rank has
+/// `size` rows. dy is zero for a token whose row another rank has.
 pub(super) fn embedding_tokens<B: Float8Backend>(
     hooks: &Arc<dyn ParallelHooks<B>>,
     size: usize,
     ids: IntTensor<B>,
     dy: FloatTensor<B>,
 ) -> (IntTensor<B>, FloatTensor<B>) {
-    let flat = B::int_reshape(ids.clone(), Shape::from(vec![ids.shape().num_elements()]));
-    let vocabulary = Vocabulary::of_size(hooks, size, flat);
+    let vocabulary = Vocabulary::of_size(hooks, size, ids);
     let all = float::<B, 2>(hooks.gather_rows(matrix::<B>(dy)));
     let all = all.mask_fill(vocabulary.is_elsewhere.unsqueeze_dim(1), 0.0);
     (vocabulary.own.into_primitive(), primitive(all))

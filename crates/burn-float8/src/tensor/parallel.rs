@@ -63,8 +63,8 @@ pub trait ParallelHooks<B: Float8Backend>: Any + Send + Sync {
     /// This rank, from 0.
     fn rank(&self) -> usize;
 
-    /// Operand of this rank's part of a tensor, and the amax of the cast, with the scales of the whole
-    /// tensor.
+    /// Operand of this rank's part of a tensor, with the scales of the whole tensor, and the amax of
+    /// the cast.
     fn cast(&self, cast: &WeightCast<'_, B>) -> (B::Operand, CastAmax<B>);
 
     /// Operand of all ranks' tokens: the rows of `part`, or its contraction.
@@ -134,8 +134,8 @@ pub(crate) fn with_all_tokens<B: Float8Backend>(
     }
 }
 
-/// Cast for a GEMM of a layer that ranks divide. Of x for wgrad it may be this
-/// rank's part: [`with_all_tokens`] gathers the rest in backward.
+/// Cast for a GEMM of a layer that ranks divide. x for wgrad may be this rank's part:
+/// [`with_all_tokens`] gathers the rest in backward.
 pub(super) fn parallel_cast<B: Float8Backend>(
     request: CastRequest<'_, B>,
     hooks: &Arc<dyn ParallelHooks<B>>,
@@ -151,14 +151,10 @@ pub(super) fn parallel_cast<B: Float8Backend>(
         Some(copy) => (B::fp8_transpose(&copy.operand), copy.result.clone()),
         None => {
             let (part, CastAmax(result)) = hooks.cast(&WeightCast::new(request));
-            (
-                if gathers && !is_gathered_late(operand, plan) {
-                    hooks.gather(&part, tokens_of(operand), &tensor.device())
-                } else {
-                    part
-                },
-                result,
-            )
+            match gathers && !is_gathered_late(operand, plan) {
+                true => (hooks.gather(&part, tokens_of(operand), &tensor.device()), result),
+                false => (part, result),
+            }
         }
     };
     let amax = result.scaling.clone();

@@ -83,25 +83,23 @@ where
             assert_eq!(values.dtype, DType::F32, "staged collectives are f32's");
             words.into_iter().map(f32::from_bits).collect()
         };
+        let bits = |floats: Pending<Vec<f32>>| -> PendingOnDevice<Vec<u32>> {
+            Box::new(move || Ok(floats.wait()?.into_iter().map(f32::to_bits).collect()))
+        };
+        let as_they_are = |words: Pending<Vec<u32>>| -> PendingOnDevice<Vec<u32>> { Box::new(move || words.wait()) };
         let started = match operation {
             Operation::AllGather => {
                 shape[0] *= ranks;
-                Ok(comm.all_gather(label, words)?)
+                as_they_are(comm.all_gather(label, words)?)
             }
             Operation::ReduceScatterSum => {
                 shape[0] /= ranks;
-                Err(comm.reduce_scatter_sum(label, floats(words))?)
+                bits(comm.reduce_scatter_sum(label, floats(words))?)
             }
-            Operation::AllReduceSum => Err(comm.all_reduce_sum(label, floats(words))?),
-            Operation::AllReduceMaxBits => Ok(comm.all_reduce_max_bits(label, words)?),
+            Operation::AllReduceSum => bits(comm.all_reduce_sum(label, floats(words))?),
+            Operation::AllReduceMaxBits => as_they_are(comm.all_reduce_max_bits(label, words)?),
             Operation::AllToAll | Operation::AllGatherBytes => unreachable!("{operation:?} is not on devices"),
         };
-        Ok(Box::new(move || {
-            let words = match started {
-                Ok(words) => words.wait()?,
-                Err(floats) => floats.wait()?.into_iter().map(f32::to_bits).collect(),
-            };
-            Ok(up(&values, shape, &words))
-        }))
+        Ok(Box::new(move || Ok(up(&values, shape, &started()?))))
     }
 }

@@ -51,7 +51,7 @@ pub enum Which {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CheckpointKind {
     /// A regular checkpoint with its validation loss, if anything is held out.
-    HeldOutLoss(Option<f64>),
+    ValidationLoss(Option<f64>),
     /// A diverged state, kept for inspection.
     Diverged,
 }
@@ -59,7 +59,7 @@ pub enum CheckpointKind {
 impl CheckpointKind {
     fn name(self, step: u64) -> String {
         match self {
-            Self::HeldOutLoss(_) => name_of(step),
+            Self::ValidationLoss(_) => name_of(step),
             Self::Diverged => format!("{DIVERGED}{step:09}"),
         }
     }
@@ -279,7 +279,7 @@ impl CheckpointFolder {
     pub(super) fn commit(&self, step: u64, kind: CheckpointKind, keep: usize, files: Checksums) -> Result<()> {
         let (name, partial) = (kind.name(step), under_way(&self.path, step, kind));
         let (path, is_diverged) = (self.path.join(&name), kind == CheckpointKind::Diverged);
-        let validation_loss = if let CheckpointKind::HeldOutLoss(loss) = kind { loss } else { None };
+        let validation_loss = if let CheckpointKind::ValidationLoss(loss) = kind { loss } else { None };
         Manifest { validation_loss, files }.write(&partial)?;
         if is_diverged {
             self.retire(&name)?;

@@ -276,7 +276,7 @@ mod tests {
             written.store(true, Ordering::SeqCst);
             Ok((Piece::default(), Duration::ZERO))
         });
-        let kind = CheckpointKind::HeldOutLoss(None);
+        let kind = CheckpointKind::ValidationLoss(None);
         checkpoints.writing = Some(Writing { step: 1, kind, start: Instant::now(), thread });
         drop(checkpoints);
         assert!(is_written.load(Ordering::SeqCst));

@@ -215,8 +215,8 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
                     Ok(value) => {
                         done.bytes += 4 * whole.shape.iter().product::<usize>() as u64;
                         progress(done);
-                        let is_matrix = whole.shape.len() >= 2 && value.dtype() != matrices;
-                        Change::Loaded(if is_matrix { B::float_cast(value, matrices.into()) } else { value })
+                        let needs_cast = whole.shape.len() >= 2 && value.dtype() != matrices;
+                        Change::Loaded(if needs_cast { B::float_cast(value, matrices.into()) } else { value })
                     }
                     Err(error) => {
                         failure = Err(error);
@@ -243,7 +243,7 @@ enum Values<'a, C> {
 }
 
 impl<C: ModelConfig> Values<'_, C> {
-    /// A whole parameter, or of a checkpoint the rows of this rank, in f32.
+    /// A whole parameter, or this rank's rows of a saved one, in f32.
     fn read<B: Backend>(
         &mut self,
         name: &str,

@@ -209,7 +209,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             if save || evaluate {
                 let held_out = self.evaluate(&mut now, &steps)?;
                 if save {
-                    self.write(&steps, CheckpointKind::HeldOutLoss(held_out.map(|held_out| held_out.last.1)))?;
+                    self.write(&steps, CheckpointKind::ValidationLoss(held_out.map(|held_out| held_out.last.1)))?;
                 }
             }
             if let Some(signal) = stop {

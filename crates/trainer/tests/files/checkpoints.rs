@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use float8_shard::Communicator;
-use trainer::checkpoint::CheckpointKind::{Diverged, HeldOutLoss};
+use trainer::checkpoint::CheckpointKind::{Diverged, ValidationLoss};
 use trainer::checkpoint::{
     CheckpointFolder, CheckpointKind, Checkpoints, SavedRun, Which, best, changes, find_checkpoint, noted_latest,
     saved_steps,
@@ -33,7 +33,7 @@ fn a_run_keeps_the_newest_and_the_best() {
     let dir = tempfile::tempdir().unwrap();
     let folder = CheckpointFolder::open(dir.path()).unwrap();
     for (step, loss, kept) in [(2, 3.0, vec![2]), (4, 1.0, vec![2, 4]), (6, 2.0, vec![4, 6]), (8, 1.0, vec![4, 6, 8])] {
-        save(&folder, step, HeldOutLoss(Some(loss)), 2);
+        save(&folder, step, ValidationLoss(Some(loss)), 2);
         assert_eq!(saved_steps(dir.path()).unwrap(), kept);
     }
     assert_eq!(best(dir.path()).unwrap(), Some((4, 1.0)), "of equal losses the first");
@@ -49,7 +49,7 @@ fn a_run_that_went_back_is_not_resumed_from_what_it_gave_up() {
     let dir = tempfile::tempdir().unwrap();
     let folder = CheckpointFolder::open(dir.path()).unwrap();
     for step in [4, 8, 12, 16] {
-        save(&folder, step, HeldOutLoss(Some(if step == 12 { 0.5 } else { 1.0 })), 9);
+        save(&folder, step, ValidationLoss(Some(if step == 12 { 0.5 } else { 1.0 })), 9);
     }
     let best = || best(dir.path()).unwrap().unwrap();
     folder.resume_from(16).unwrap();
@@ -66,7 +66,7 @@ fn a_run_that_went_back_is_not_resumed_from_what_it_gave_up() {
         );
         assert!(find_checkpoint(dir.path(), Which::Step(16)).is_ok(), "an explicit step still works");
     }
-    save(&folder, 14, HeldOutLoss(Some(1.0)), 9);
+    save(&folder, 14, ValidationLoss(Some(1.0)), 9);
     assert_eq!((newest(dir.path()), saved_steps(dir.path()).unwrap()), ("step-000000014".into(), vec![4, 8, 14]));
 }
 
@@ -85,7 +85,7 @@ fn nothing_of_another_program_is_removed() {
     let folder = CheckpointFolder::open(dir.path()).unwrap();
     assert!(saved_steps(dir.path()).unwrap().is_empty());
     for step in [12, 14] {
-        save(&folder, step, HeldOutLoss(None), 1);
+        save(&folder, step, ValidationLoss(None), 1);
     }
     assert_eq!(saved_steps(dir.path()).unwrap(), [14]);
     assert!(left.iter().all(|name| !path(name).exists()));
@@ -109,7 +109,7 @@ fn a_new_run_needs_a_folder_without_a_run() {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is written");
     }
     for (kind, expected) in [
-        (HeldOutLoss(None), "holds a run of 3 steps: `resume` continues it"),
+        (ValidationLoss(None), "holds a run of 3 steps: `resume` continues it"),
         (Diverged, "holds a run that diverged at step 3 before it had a checkpoint"),
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn a_new_run_needs_a_folder_without_a_run() {
 fn damage_is_reported_with_the_file_and_the_other_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
     let folder = CheckpointFolder::open(dir.path()).unwrap();
-    [10, 12].into_iter().for_each(|step| save(&folder, step, HeldOutLoss(None), 2));
+    [10, 12].into_iter().for_each(|step| save(&folder, step, ValidationLoss(None), 2));
     let last = dir.path().join("step-000000012");
     let find = || text(find_checkpoint(dir.path(), Which::Latest));
     for name in ["state.json", "config.toml", "model.safetensors", "checksums.json"] {
@@ -179,7 +179,7 @@ fn a_run_writes_nothing_outside_its_folder() {
     fs::write(&outside, "theirs").unwrap();
     let write = |name: &str| match name {
         "LOCK" => text(CheckpointFolder::open(&run)),
-        "LATEST" => text(CheckpointFolder::open(&run).unwrap().save(1, HeldOutLoss(None), 1, |_| Ok(()))),
+        "LATEST" => text(CheckpointFolder::open(&run).unwrap().save(1, ValidationLoss(None), 1, |_| Ok(()))),
         _ => text(trainer::metrics::Metrics::append(&run.join(name))),
     };
     for name in ["LOCK", "LATEST", "metrics.jsonl"] {

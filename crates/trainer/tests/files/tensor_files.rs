@@ -278,7 +278,7 @@ fn what_cannot_be_synced_is_not_there() {
     assert_eq!(names(dir.path()), [""; 0]);
 
     let folder = CheckpointFolder::open(&path).unwrap();
-    let kind = CheckpointKind::HeldOutLoss(None);
+    let kind = CheckpointKind::ValidationLoss(None);
     folder.save(1, kind, 1, fill).unwrap_err();
     assert!(saved_steps(&path).unwrap().is_empty());
     folder.save(1, kind, 1, |_| Ok(())).unwrap();

@@ -8,7 +8,7 @@
 //! ```text
 //! cargo build --release -p fake-driver
 //! export CUDA_PATH=$FLOAT8_CUDA_TOOLS LD_LIBRARY_PATH=$FLOAT8_CUDA_TOOLS/lib
-//! LD_PRELOAD=target/release/libfake_cuda.so target/release/float8 train --device cuda --model llama3-debug \\
+//! LD_PRELOAD=target/release/libfake_cuda.so target/release/float8 train --device cuda --model llama3-debug \
 //!     --steps 1 --set training.eval_batches=1 --set model.overrides.num_hidden_layers=1 --data …
 //!
 //! FAKE_CUDA=90,100:2       devices: compute capability, and number of SMs
