@@ -1,4 +1,6 @@
-//! Small language model, and its training on one rank or sharded.
+//! Small language models, and their training on one rank or sharded.
+use std::collections::BTreeMap;
+
 use burn::backend::Autodiff;
 #[cfg(not(feature = "staged"))]
 use burn::backend::Flex as Device;
@@ -10,8 +12,11 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::shard_hooks::visit_params;
 use burn_float8::{Float8, Float8Config, Recipe};
-use float8_shard::{Sharded, full_tensor};
+use float8_shard::{Communicator, ShardConfig, Sharded, full_tensor};
+use models::{CausalLmExt, Decoder, DecoderConfig};
 
 /// Backend of the tests.
 pub type B = Float8<Autodiff<Device>>;
@@ -96,28 +101,91 @@ pub fn batch<B: Backend>(number: usize, device: &B::Device) -> Tensor<B, 2, Int>
 
 /// Model with a recipe.
 pub fn model(recipe: Recipe) -> Net<B> {
-    Float8Config::new(recipe).apply(Net::new(&Default::default())).unwrap().0
+    net(Some(recipe))
+}
+
+/// Model with a recipe, or in high precision.
+pub fn net(recipe: Option<Recipe>) -> Net<B> {
+    configured(Net::new(&Default::default()), recipe, &[])
 }
 
 /// Model with a recipe and a tied output layer.
 pub fn tied_model(recipe: Recipe) -> Net<B> {
-    Float8Config::new(recipe).apply(Net::with_output(&Default::default(), false)).unwrap().0
+    configured(Net::with_output(&Default::default(), false), Some(recipe), &[])
+}
+
+/// The debug Llama with a recipe, or in high precision.
+pub fn llama(recipe: Option<Recipe>) -> Decoder<B> {
+    configured(decoder("llama3-debug"), recipe, &["lm_head"])
+}
+
+/// The debug mixture of experts with a recipe, or in high precision.
+pub fn mixture(recipe: Option<Recipe>) -> Decoder<B> {
+    configured(decoder("llama3-debug-moe"), recipe, &["lm_head", "moe.router"])
+}
+
+/// Decoder with equal parameters on every rank.
+fn decoder(preset: &str) -> Decoder<B> {
+    Decoder::new(DecoderConfig::preset(preset).unwrap(), &Default::default()).unwrap().init_weights(0)
+}
+
+/// Applies a recipe to all linears but these.
+fn configured<M: Module<B>>(model: M, recipe: Option<Recipe>, left_out: &[&str]) -> M {
+    match recipe {
+        Some(recipe) => {
+            Float8Config::new(recipe).with_filter_fqns(left_out.iter().copied()).apply(model).unwrap().0
+        }
+        None => {
+            burn_float8::set_default_config::<B>(&Default::default(), None).unwrap();
+            model
+        }
+    }
+}
+
+/// Model that the tests train.
+pub trait Model: AutodiffModule<B> {
+    /// Learning rate of AdamW.
+    const LR: f64;
+
+    /// Mean cross entropy of micro-batch `number`, which is equal on all ranks.
+    fn loss_of(&self, number: usize) -> Tensor<B, 1>;
+}
+
+impl Model for Net<B> {
+    const LR: f64 = 1e-2;
+
+    fn loss_of(&self, number: usize) -> Tensor<B, 1> {
+        self.loss(batch(number, &Default::default()))
+    }
+}
+
+impl Model for Decoder<B> {
+    const LR: f64 = 1e-3;
+
+    fn loss_of(&self, number: usize) -> Tensor<B, 1> {
+        let token = |i: usize| ((i * i * 31 + 17 * i + number * 13 + i * number) % 256) as i32;
+        let [inputs, targets] = [0, 1].map(|shift| {
+            let tokens: Vec<_> = (shift..32 + shift).map(token).collect();
+            Tensor::from_data(TensorData::new(tokens, [1, 32]), &Default::default())
+        });
+        self.loss(inputs, targets)
+    }
 }
 
 /// Training of a model.
-pub struct Training {
+pub struct Training<M: Model = Net<B>> {
     /// Current model.
-    pub model: Net<B>,
+    pub model: M,
     /// Handle to the ranks, if the model is sharded.
     pub sharded: Option<Sharded>,
-    optimizer: OptimizerAdaptor<AdamW, Net<B>, B>,
+    optimizer: OptimizerAdaptor<AdamW, M, B>,
     step: usize,
     is_reversed: bool,
 }
 
-impl Training {
+impl<M: Model> Training<M> {
     /// Training before the first step.
-    pub fn new(model: Net<B>, sharded: Option<Sharded>) -> Self {
+    pub fn new(model: M, sharded: Option<Sharded>) -> Self {
         Self {
             model,
             sharded,
@@ -125,6 +193,12 @@ impl Training {
             step: 0,
             is_reversed: false,
         }
+    }
+
+    /// Training of a model that these ranks divide.
+    pub fn sharded(model: M, comm: &Communicator, config: ShardConfig) -> Self {
+        let (model, sharded) = Sharded::apply(model, comm, config).unwrap();
+        Self::new(model, Some(sharded))
     }
 
     /// This training, with the micro-batches of each step in reverse.
@@ -135,7 +209,6 @@ impl Training {
     /// Trains one step on `micro_batches` micro-batches. A rank takes each one whose number modulo
     /// the ranks is its own. Returns the mean loss over all ranks.
     pub fn step(&mut self, micro_batches: usize) -> f32 {
-        let device = Default::default();
         let (rank, ranks) = self.sharded.as_ref().map_or((0, 1), |sharded| {
             let comm = sharded.communicator();
             (comm.rank(), comm.world_size())
@@ -147,8 +220,7 @@ impl Training {
         let mut sum = 0.0;
         let order = (0..micro_batches).map(|i| if self.is_reversed { micro_batches - 1 - i } else { i });
         for number in order.filter(|number| number % ranks == rank) {
-            let batch = batch(self.step * micro_batches + number, &device);
-            let loss = self.model.loss(batch).div_scalar(micro_batches as f64);
+            let loss = self.model.loss_of(self.step * micro_batches + number).div_scalar(micro_batches as f64);
             sum += loss.clone().into_scalar();
             accumulator.accumulate(&self.model, GradientsParams::from_grads(loss.backward(), &self.model));
         }
@@ -158,7 +230,7 @@ impl Training {
             let sums = sharded.communicator().all_reduce_sum("loss", vec![sum]).unwrap().wait().unwrap();
             sum = sums[0];
         }
-        self.model = self.optimizer.step(1e-2, self.model.clone(), grads);
+        self.model = self.optimizer.step(M::LR, self.model.clone(), grads);
         self.step += 1;
         sum
     }
@@ -176,4 +248,15 @@ impl Training {
         Sharded::gather(self.model.clone()).valid().visit(&mut read);
         read.0
     }
+}
+
+/// Gradients of all parameters by name.
+pub fn gradients<M: Module<B>>(model: &M, mut grads: GradientsParams) -> BTreeMap<String, Vec<f32>> {
+    let mut found = BTreeMap::new();
+    visit_params::<B, _>(model, |param| {
+        let gradient = grads.remove::<<B as AutodiffBackend>::InnerBackend, 1>(param.id);
+        let gradient = gradient.unwrap_or_else(|| panic!("{} has no gradient", param.name()));
+        found.insert(param.name(), gradient.into_data().to_vec().unwrap());
+    });
+    found
 }

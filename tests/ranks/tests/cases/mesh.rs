@@ -1,11 +1,8 @@
 //! Replicas of shards: four ranks as 1 × 4, 2 × 2 and 4 × 1 train as one rank does.
-use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Recipe;
 use float8_shard::{Operation, ReduceDtype, Reshard, ShardConfig, Sharded};
-use ranks::{B, Net, Training, batch, model};
+use ranks::{B, Model, Training, gradients, llama, mixture, model, net};
 
 use super::world;
 
@@ -21,88 +18,107 @@ fn config([replicate, shard]: [usize; 2]) -> ShardConfig {
     ShardConfig { replicate, shard: shard as i64, ..ShardConfig::default() }
 }
 
-fn sharded(model: Net<B>, config: ShardConfig) -> Training {
-    let (model, sharded) = Sharded::apply(model, &world(), config).unwrap();
-    Training::new(model, Some(sharded))
+/// Losses of a few steps.
+fn train<M: Model>(mut training: Training<M>) -> Vec<f32> {
+    (0..STEPS).map(|_| training.step(RANKS)).collect()
+}
+
+/// Largest relative difference.
+fn distance(losses: &[f32], one: &[f32]) -> f32 {
+    losses.iter().zip(one).map(|(loss, one)| (loss - one).abs() / one).fold(0.0, f32::max)
+}
+
+pub fn of_a_small_net() {
+    let some = [Recipe::Tensorwise, Recipe::Delayed, Recipe::RowwiseWithGwHp, Recipe::Mxfp8];
+    is_one_rank(net, &some);
+    // Gathered weights that are freed, and gradients in bf16.
+    for recipe in some {
+        let one = train(Training::new(model(recipe), None));
+        let other = ShardConfig { reshard: Reshard::AfterForward, reduce_dtype: ReduceDtype::Bf16, ..config([2, 2]) };
+        let losses = train(Training::sharded(model(recipe), &world(), other));
+        assert!(distance(&losses, &one) <= 1e-2, "{recipe}: {losses:?} and {one:?}");
+    }
+}
+
+pub fn of_llama() {
+    is_one_rank(llama, &[Recipe::Tensorwise, Recipe::Blockwise]);
+}
+
+pub fn of_a_mixture() {
+    is_one_rank(mixture, &[Recipe::Delayed, Recipe::Rowwise]);
 }
 
 /// Losses of a mesh differ from one rank's by at most what a reverse order of the micro-batches
 /// changes on one rank. The first loss differs by its rounding.
-pub fn is_one_rank() {
-    let some = [Recipe::Tensorwise, Recipe::Delayed, Recipe::RowwiseWithGwHp, Recipe::Mxfp8];
-    let recipes = if std::env::var_os(ALL).is_some() { &Recipe::ALL[..] } else { &some };
+fn is_one_rank<M: Model>(build: fn(Option<Recipe>) -> M, some: &[Recipe]) {
+    let recipes = if std::env::var_os(ALL).is_some() { &Recipe::ALL[..] } else { some };
     for recipe in recipes {
-        let train = |mut training: Training| -> Vec<f32> { (0..STEPS).map(|_| training.step(RANKS)).collect() };
-        let one = train(Training::new(model(*recipe), None));
-        let reversed = train(Training::new(model(*recipe), None).reversed());
-        let distance = |losses: &[f32]| -> f32 {
-            losses.iter().zip(&one).map(|(loss, one)| (loss - one).abs() / one).fold(0.0, f32::max)
-        };
+        let build = || build(Some(*recipe));
+        let one = train(Training::new(build(), None));
+        let limit = distance(&train(Training::new(build(), None).reversed()), &one);
         for mesh in MESHES {
-            let losses = train(sharded(model(*recipe), config(mesh)));
+            let losses = train(Training::sharded(build(), &world(), config(mesh)));
             assert!((losses[0] - one[0]).abs() <= 1e-5 * one[0], "{recipe} {mesh:?}: {losses:?} and {one:?}");
-            let limit = distance(&reversed);
+            let distance = distance(&losses, &one);
             if world().rank() == 0 {
-                println!("{recipe} {mesh:?}: {:.2e}, with reversed micro-batches {limit:.2e}", distance(&losses));
+                println!("{recipe} {mesh:?}: {distance:.2e}, with reversed micro-batches {limit:.2e}");
             }
-            assert!(distance(&losses) <= limit, "{recipe} {mesh:?}: {} of {limit}", distance(&losses));
+            assert!(distance <= limit, "{recipe} {mesh:?}: {distance} of {limit}");
         }
-        // Gathered weights that are freed, and gradients in bf16.
-        let other = ShardConfig { reshard: Reshard::AfterForward, reduce_dtype: ReduceDtype::Bf16, ..config([2, 2]) };
-        let losses = train(sharded(model(*recipe), other));
-        assert!(distance(&losses) <= 1e-2, "{recipe}: {losses:?} and {one:?}");
     }
 }
 
-struct Read {
-    grads: GradientsParams,
-    values: Vec<Vec<f32>>,
-}
-
-impl ModuleVisitor<B> for Read {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let gradient = self.grads.remove::<<B as AutodiffBackend>::InnerBackend, D>(param.id).expect("a gradient");
-        self.values.push(gradient.into_data().to_vec().unwrap());
-    }
-}
-
-fn gradients(model: &Net<B>, grads: GradientsParams) -> Vec<Vec<f32>> {
-    let mut read = Read { grads, values: vec![] };
-    model.visit(&mut read);
-    read.values
+/// Gradients of one rank, and bytes of each collective.
+pub fn has_the_gradients_of_one_rank() {
+    have_the_gradients_of(net);
+    have_the_gradients_of(llama);
+    have_the_gradients_of(mixture);
 }
 
 /// Each rank has its rows of the gradient of all micro-batches, and moves the bytes that the mesh
 /// needs.
-pub fn has_the_gradients_of_one_rank() {
-    let (comm, device) = (world(), Default::default());
-    let plain = || Net::<B>::new(&device);
-    burn_float8::set_default_config::<B>(&device, None).unwrap();
-    let whole = plain();
-    let loss = (0..RANKS).map(|number| whole.loss(batch(number, &device))).reduce(|sum, loss| sum + loss);
+fn have_the_gradients_of<M: Model>(build: fn(Option<Recipe>) -> M) {
+    let comm = world();
+    let whole = build(None);
+    let loss = (0..RANKS).map(|number| whole.loss_of(number)).reduce(|sum, loss| sum + loss);
     let expected = gradients(&whole, GradientsParams::from_grads(loss.unwrap().backward(), &whole));
     for mesh in MESHES {
-        let (model, sharded) = Sharded::apply(plain(), &comm, config(mesh)).unwrap();
-        let before = comm.traffic();
-        let loss = model.loss(batch(comm.rank(), &device));
-        let mut grads = GradientsParams::from_grads(loss.backward(), &model);
-        let traffic = comm.traffic().since(&before);
-        let [scattered, summed] =
-            [Operation::ReduceScatterSum, Operation::AllReduceSum].map(|of| traffic.operation(of));
-        // Four weights; between replicas each rank sums its rows alone.
-        let [replicate, shard] = mesh;
-        let is = |yes: bool| if yes { 4 } else { 0 };
-        assert_eq!([scattered.calls, summed.calls], [is(shard > 1), is(replicate > 1 && shard > 1)], "{mesh:?}");
-        assert_eq!(summed.sent * shard as u64 * is(true), scattered.sent * summed.calls, "{mesh:?}");
-        sharded.reduce_gradients(&model, &mut grads).unwrap();
+        let (model, sharded) = Sharded::apply(build(None), &comm, config(mesh)).unwrap();
         let parameters = Sharded::parameters::<B, _>(&model);
-        for ((parameter, found), expected) in parameters.iter().zip(gradients(&model, grads)).zip(&expected) {
+        let before = comm.traffic();
+        let mut grads = GradientsParams::from_grads(model.loss_of(comm.rank()).backward(), &model);
+        let backward = comm.traffic();
+        sharded.reduce_gradients(&model, &mut grads).unwrap();
+        let traffic = [backward.since(&before), comm.traffic().since(&backward)];
+        let [scattered, summed] =
+            [Operation::ReduceScatterSum, Operation::AllReduceSum].map(|of| traffic[0].operation(of));
+        // Bytes of the divided weights with their padding, and of the other parameters, in f32.
+        let [replicate, shard] = mesh.map(|ranks| ranks as u64);
+        let (mut weights, mut divided, mut others) = (0, 0, 0);
+        for parameter in &parameters {
+            let width: usize = parameter.shape[1..].iter().product();
+            match parameter.rows.filter(|_| shard > 1) {
+                Some(_) => {
+                    weights += 1;
+                    divided += 4 * shard * (parameter.shape[0].div_ceil(mesh[1]).next_multiple_of(16) * width) as u64;
+                }
+                None => others += 4 * (parameter.shape[0] * width) as u64,
+            }
+        }
+        assert_eq!([scattered.calls, scattered.sent], [weights, divided], "{mesh:?}");
+        let between = if replicate > 1 { [weights, divided / shard] } else { [0; 2] };
+        assert_eq!([summed.calls, summed.sent], between, "{mesh:?}");
+        assert_eq!(traffic[1].operation(Operation::AllReduceSum).sent, others, "{mesh:?}");
+
+        let found = gradients(&model, grads);
+        for parameter in &parameters {
             let width: usize = parameter.shape[1..].iter().product();
             let [begin, end] = parameter.rows.unwrap_or([0, parameter.shape[0]]);
-            let (expected, found) = (&expected[begin * width..end * width], &found[..(end - begin) * width]);
+            let (name, len) = (&parameter.name, (end - begin) * width);
+            let (expected, found) = (&expected[name][begin * width..end * width], &found[name][..len]);
             let largest = expected.iter().fold(0_f32, |max, x| max.max(x.abs()));
             for (found, expected) in found.iter().zip(expected) {
-                assert!((found - expected).abs() <= 1e-5 * largest, "{mesh:?} {}: {found} {expected}", parameter.name);
+                assert!((found - expected).abs() <= 1e-5 * largest, "{mesh:?} {name}: {found} {expected}");
             }
         }
     }

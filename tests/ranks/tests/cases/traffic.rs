@@ -9,44 +9,65 @@ use ranks::{B, Training, batch, model};
 
 use super::world;
 
+/// Bytes that a rank gives in a step of two micro-batches.
 pub fn bytes_on_the_wire() {
     let comm = world();
-    for (recipe, share) in
-        [(Recipe::Tensorwise, 0.5), (Recipe::Delayed, 0.5), (Recipe::Mxfp8, 0.52), (Recipe::Blockwise, 0.52)]
-    {
-        for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 4)] {
-            let (model, sharded) =
-                Sharded::apply(model(recipe), &comm, ShardConfig { reshard, ..ShardConfig::default() }).unwrap();
-            let shapes = Sharded::parameters::<ranks::B, _>(&model);
-            let mut training = Training::new(model, Some(sharded));
+    let ranks = comm.world_size();
+    for recipe in Recipe::ALL {
+        for (reshard, gathers) in [(Reshard::AfterStep, 1), (Reshard::AfterForward, 2)] {
+            let config = ShardConfig { reshard, ..ShardConfig::default() };
+            let mut training = Training::sharded(model(recipe), &comm, config);
+            let shapes = Sharded::parameters::<B, _>(&training.model);
             // The second step begins the histories; its first cast uses the weight's own amax.
-            training.step(2 * comm.world_size());
-            training.step(2 * comm.world_size());
+            training.step(2 * ranks);
+            training.step(2 * ranks);
             let before = comm.traffic();
-            training.step(2 * comm.world_size());
+            training.step(2 * ranks);
             let traffic = comm.traffic().since(&before);
-            // Scales of blocks cover only one rank's rows, so they need no amax of other ranks.
-            let amaxes = u64::from(!matches!(recipe, Recipe::Mxfp8 | Recipe::Blockwise));
-            let has_gradient = 1;
-            assert_eq!(traffic.operation(Operation::AllReduceMaxBits).calls, amaxes + has_gradient, "{recipe}");
-            // The table is gathered in f32, each linear as codes in both orientations.
-            let of = |name: &str| shapes.iter().find(|p| p.name == format!("{name}.weight")).unwrap().shape.clone();
-            let align = if matches!(recipe, Recipe::Mxfp8 | Recipe::Blockwise) { 128 } else { 16 };
-            let elements = |shape: Vec<usize>, align: usize| {
-                shape[0].div_ceil(comm.world_size()).next_multiple_of(align) * shape[1]
+            let found = |of| [traffic.operation(of).calls, traffic.operation(of).sent];
+
+            let has_blocks = matches!(recipe, Recipe::Blockwise | Recipe::Mxfp8 | Recipe::Mxfp8WgradWithHp);
+            let own = |name: &str, align: usize| {
+                let shape = &shapes.iter().find(|p| p.name == format!("{name}.weight")).expect("a parameter").shape;
+                [shape[0].div_ceil(ranks).next_multiple_of(align), shape[1]]
             };
-            let linears: usize = ["up", "down", "head"].iter().map(|name| elements(of(name), align)).sum();
-            let micro_batches = per_step / 2;
-            let gathers = traffic.operation(Operation::AllGather);
-            assert_eq!(gathers.calls, 3 * per_step + micro_batches, "{recipe}");
-            let table = 4 * elements(of("embedding"), 16) as u64 * micro_batches;
-            let bytes = (gathers.sent - table) as f64 / per_step as f64;
-            let bf16 = 2.0 * linears as f64;
-            assert!(bytes <= share * bf16 + 12.0, "{recipe}: {bytes} of {bf16}");
-            if share == 0.5 {
-                assert_eq!(bytes, share * bf16, "{recipe}");
-            }
+            let linears = ["up", "down", "head"].map(|name| own(name, if has_blocks { 128 } else { 16 }));
+            let [rows, width] = own("embedding", 16);
+            let table = 4 * rows * width;
+            // Codes and scales for fprop and dgrad.
+            let operands: usize = linears.iter().map(|own| 2 * own[0] * own[1] + scales(recipe, *own)).sum();
+            let expected = [6 * gathers + gathers, gathers * (operands + table)];
+            assert_eq!(found(Operation::AllGather), expected.map(|n| n as u64), "{recipe} {reshard:?}");
+            // Each weight's gradient of each micro-batch.
+            let divided = 2 * ranks * (linears.iter().map(|[rows, n]| 4 * rows * n).sum::<usize>() + table);
+            assert_eq!(found(Operation::ReduceScatterSum), [8, divided as u64], "{recipe}");
+            // One call for gradients of the norm and of biases, and one for the loss.
+            let replicated = 4 * (2 * 40 + 144 + 40) + 4;
+            assert_eq!(found(Operation::AllReduceSum), [2, replicated], "{recipe}");
+            // One call for amaxes, and one that tells which of four replicated parameters have gradients.
+            let columns = 4 * linears.iter().map(|own| own[1]).sum::<usize>();
+            let amaxes = match recipe {
+                _ if has_blocks => [0, 0],
+                Recipe::Tensorwise => [1, 3 * 4],
+                // Of x, w and dy.
+                Recipe::Delayed => [1, 3 * 3 * 4],
+                Recipe::RowwiseWithGwHp => [1, columns + 3 * 4],
+                _ => [1, columns],
+            };
+            let expected = [amaxes[0] + 1, amaxes[1] + 4 * 4].map(|n| n as u64);
+            assert_eq!(found(Operation::AllReduceMaxBits), expected, "{recipe}");
         }
+    }
+}
+
+/// Bytes of the scales of a rank's rows for fprop and dgrad, where ranks have different ones.
+fn scales(recipe: Recipe, [rows, n]: [usize; 2]) -> usize {
+    match recipe {
+        Recipe::Tensorwise | Recipe::Delayed | Recipe::RowwiseWithGwHp => 0,
+        // Of rows, in dgrad.
+        Recipe::Rowwise => 4 * rows,
+        Recipe::Blockwise => 2 * 4 * (rows / 128) * n.div_ceil(128),
+        _ => (rows / 32 * n) + (rows * n.div_ceil(32)),
     }
 }
 
@@ -75,8 +96,7 @@ pub fn gathers_of_recomputation() {
 pub fn gathers_run_ahead() {
     for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 4)] {
         let config = ShardConfig { reshard, ..ShardConfig::default() };
-        let (model, sharded) = Sharded::apply(model(Recipe::Tensorwise), &world(), config).unwrap();
-        let mut training = Training::new(model, Some(sharded));
+        let mut training = Training::sharded(model(Recipe::Tensorwise), &world(), config);
         let mut step = |micro_batches: usize| {
             training.step(2 * micro_batches);
             let layers = report(&training.model).layers.into_iter();

@@ -10,9 +10,7 @@ use ranks::{B, Net, Training, batch, model, tied_model};
 use super::world;
 
 fn sharded(recipe: Recipe, reshard: Reshard) -> Training {
-    let (model, sharded) =
-        Sharded::apply(model(recipe), &world(), ShardConfig { reshard, ..ShardConfig::default() }).unwrap();
-    Training::new(model, Some(sharded))
+    Training::sharded(model(recipe), &world(), ShardConfig { reshard, ..ShardConfig::default() })
 }
 
 pub fn two_ranks_are_one_with_accumulation() {
@@ -35,8 +33,7 @@ pub fn two_ranks_are_one_with_accumulation() {
 pub fn a_tied_output() {
     for reshard in [Reshard::AfterStep, Reshard::AfterForward] {
         let (tied, config) = (tied_model(Recipe::Tensorwise), ShardConfig { reshard, ..ShardConfig::default() });
-        let (shards, sharded) = Sharded::apply(tied.clone(), &world(), config).unwrap();
-        let (mut one, mut two) = (Training::new(tied, None), Training::new(shards, Some(sharded)));
+        let (mut one, mut two) = (Training::new(tied.clone(), None), Training::sharded(tied, &world(), config));
         for step in 0..20 {
             let [one, two] = [one.step(2), two.step(2)];
             let limit = if step == 0 { 0.0 } else { 1e-3 };
@@ -51,8 +48,7 @@ pub fn gradients_in_bf16() {
     let ranks = comm.world_size();
     let train = |reduce_dtype| {
         let config = ShardConfig { reduce_dtype, ..ShardConfig::default() };
-        let (model, sharded) = Sharded::apply(model(Recipe::Tensorwise), &comm, config).unwrap();
-        let mut training = Training::new(model, Some(sharded));
+        let mut training = Training::sharded(model(Recipe::Tensorwise), &comm, config);
         let before = comm.traffic();
         let losses: Vec<f32> = (0..50).map(|_| training.step(ranks)).collect();
         (losses, comm.traffic().since(&before))
