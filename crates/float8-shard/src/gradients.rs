@@ -95,18 +95,20 @@ pub(crate) fn wait<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     if !world.reduces.has_begun() {
         return Ok(());
     }
-    world.reduces.finish()?;
+    let mut waited = Ok(());
     visit_params::<B, M>(model, |param| {
-        let Some(value) = param.float().filter(|_| param.shape.num_dims() == 2) else { return };
+        let Some(value) = param.float().filter(|_| param.shape.num_dims() == 2 && waited.is_ok()) else { return };
         let Some(sharding) = Sharding::of_value::<B>(&value) else { return };
         // Gradients that the caller does not have yet are of another part of the model.
         let Some(zeros) = grads.get::<B::InnerBackend, 2>(param.id) else { return };
-        if let Some(sum) = world.reduces.take(&sharding.name) {
+        match world.reduces.take(&sharding.name) {
             // A sum keeps the mark of a shard's gradient.
-            grads.register(param.id, zeros + gradient::<B, 2>(value, sum));
+            Ok(Some(sum)) => grads.register(param.id, zeros + gradient::<B, 2>(value, sum)),
+            Ok(None) => {}
+            Err(error) => waited = Err(error),
         }
     });
-    Ok(())
+    waited
 }
 
 /// A gradient of a parameter with this value.

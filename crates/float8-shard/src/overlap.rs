@@ -42,16 +42,14 @@ impl<B: Float8Backend> Reduces<B> {
         Ok(())
     }
 
-    /// Waits for the one in flight.
-    pub(crate) fn finish(&self) -> Result<(), ShardError> {
-        self.0.lock().land()
-    }
-
-    /// Takes the sum of a weight's gradients.
-    pub(crate) fn take(&self, name: &str) -> Option<FloatTensor<B>> {
-        let sums = &mut self.0.lock().sums;
-        let at = sums.iter().position(|(known, _)| known == name)?;
-        Some(sums.swap_remove(at).1)
+    /// Takes the sum of a weight's gradients, which may still be in flight.
+    pub(crate) fn take(&self, name: &str) -> Result<Option<FloatTensor<B>>, ShardError> {
+        let step = &mut *self.0.lock();
+        if step.in_flight.as_ref().is_some_and(|(started, _)| started == name) {
+            step.land()?;
+        }
+        let at = step.sums.iter().position(|(known, _)| known == name);
+        Ok(at.map(|at| step.sums.swap_remove(at).1))
     }
 }
 
@@ -64,5 +62,37 @@ impl<B: Float8Backend> Step<B> {
             None => self.sums.push((name, new)),
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use burn::backend::Flex;
+    use burn_backend::ops::FloatTensorOps;
+    use burn_float8::shard_hooks::read_f32;
+
+    use super::*;
+
+    /// The sums of a layer are there while the last one of the layer below is in flight.
+    #[test]
+    fn only_the_wanted_sum_is_waited_for() {
+        let (reduces, landed) = (Reduces::<Flex>::default(), Arc::new(AtomicUsize::new(0)));
+        let started = |value: f32| -> PendingOnDevice<FloatTensor<Flex>> {
+            let landed = landed.clone();
+            Box::new(move || {
+                landed.fetch_add(1, Relaxed);
+                Ok(Flex::float_from_data([value].into(), &Default::default()))
+            })
+        };
+        let take = |name| reduces.take(name).unwrap().map(read_f32::<Flex>);
+        reduces.begin();
+        for (name, value) in [("upper", 1.0), ("upper", 2.0), ("lower", 4.0)] {
+            reduces.push(name, started(value)).unwrap();
+        }
+        assert_eq!((take("upper"), take("upper"), landed.load(Relaxed)), (Some(vec![3.0]), None, 2));
+        assert_eq!((take("lower"), landed.load(Relaxed)), (Some(vec![4.0]), 3));
     }
 }

@@ -199,8 +199,8 @@ impl Sharded {
         self.requires_gradient_sync.store(requires_gradient_sync, Ordering::Relaxed);
     }
 
-    /// Waits for the reduce-scatters of a backward pass in a step, and sets the gradients of shards.
-    /// With several passes, call it after each, so that their sums have one order.
+    /// Waits in a step for the reduce-scatters of these gradients, which backward has made, and sets
+    /// them. With several passes, call it after each, so that their sums have one order.
     ///
     /// # Errors
     ///

@@ -31,6 +31,7 @@ pub fn main(run: impl FnOnce() -> Result<()>) -> ExitCode {
             "SIGTERM" => ExitCode::from(143),
             "SIGHUP" => ExitCode::from(129),
             "SIGINT" => ExitCode::from(130),
+            "SIGUSR1" => ExitCode::from(138),
             _ => ExitCode::FAILURE,
         };
     }
@@ -56,8 +57,8 @@ fn say(line: &str) {
 }
 
 /// Runs the job of a command line. If it `trains` and a launcher has started several processes,
-/// they run together, and the first rank writes to the terminal. With `nproc`, this process becomes
-/// the launcher of this number of ranks, unless it is a rank.
+/// they run together, and the first rank writes to the terminal. With `nproc`, this process starts
+/// this number of ranks, unless it is a rank.
 ///
 /// `run` is [`run`] or a function that calls it: the crate that instantiates it compiles the whole
 /// model for every backend.
@@ -96,8 +97,8 @@ pub fn start<A: TrainableModel>(
     run(&job, out)
 }
 
-/// Replaces this process by `mpirun`, which starts this program with its arguments `nproc` times on
-/// this machine.
+/// Starts `mpirun`, which starts this program with its arguments `nproc` times on this machine, and
+/// ends with its exit code.
 #[cfg(all(unix, feature = "mpi"))]
 fn launch(nproc: NonZero<usize>) -> Result<()> {
     use std::os::unix::process::CommandExt;
@@ -112,7 +113,9 @@ fn launch(nproc: NonZero<usize>) -> Result<()> {
     if std::env::var_os(OVERSUBSCRIBE).is_none() {
         mpirun.env(OVERSUBSCRIBE, "1");
     }
-    Err(mpirun.exec()).context(LAUNCHER)
+    // Ctrl-C of the terminal reaches this process only.
+    let mpirun = mpirun.process_group(0).stdin(std::process::Stdio::null()).spawn().context(LAUNCHER)?;
+    std::process::exit(crate::signals::wait_for_ranks(mpirun).context(LAUNCHER)?)
 }
 
 #[cfg(not(all(unix, feature = "mpi")))]

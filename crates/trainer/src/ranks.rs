@@ -87,9 +87,10 @@ impl Ranks {
     /// # Errors
     /// [`ShardError`].
     pub(crate) fn stop(&self, own: Option<&'static str>) -> Result<Option<&'static str>, ShardError> {
-        let told = self.comm().all_reduce_max_bits("signals", vec![u32::from(own.is_some())])?.wait()?;
-        // The launcher forwards SIGTERM.
-        Ok(own.or((told[0] > 0).then_some("SIGTERM")))
+        const NAMES: [&str; 4] = ["SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1"];
+        let number = |own| 1 + NAMES.iter().position(|name| *name == own).unwrap_or(0) as u32;
+        let told = self.comm().all_reduce_max_bits("signals", vec![own.map_or(0, number)])?.wait()?;
+        Ok(own.or_else(|| NAMES.get((told[0] as usize).checked_sub(1)?).copied()))
     }
 
     /// Indices of this rank's micro-batches of a step, in order, each with a factor for its loss.

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Records a signal to stop. The first SIGINT, SIGTERM or SIGHUP (closed terminal) is recorded, a
-/// second one ends the process.
+/// Records a signal to stop. The first SIGINT, SIGTERM, SIGHUP (closed terminal) or SIGUSR1, which
+/// `mpirun` forwards, is recorded, a second one ends the process.
 #[derive(Clone, Debug, Default)]
 pub struct Signals {
     stop: Arc<AtomicUsize>,
@@ -22,7 +22,7 @@ impl Signals {
     pub fn listen() -> io::Result<Self> {
         let signals = Self::default();
         let again = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup()) {
+        for signal in [SIGINT, SIGTERM].into_iter().chain(user()).chain(hangup()) {
             // The order matters: the second signal must find the flag set.
             flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
             flag::register(signal, again.clone())?;
@@ -37,9 +37,46 @@ impl Signals {
             0 => None,
             SIGINT => Some("SIGINT"),
             SIGTERM => Some("SIGTERM"),
+            signal if Some(signal) == user() => Some("SIGUSR1"),
             _ => Some("SIGHUP"),
         }
     }
+}
+
+/// Waits for `mpirun`, and returns its exit code. The first signal to stop goes to all ranks as
+/// SIGUSR1, because `mpirun` kills ranks a second after SIGINT; a second one ends the job.
+///
+/// # Errors
+/// The system's.
+#[cfg(all(unix, feature = "mpi"))]
+pub(crate) fn wait_for_ranks(mut mpirun: std::process::Child) -> io::Result<i32> {
+    let stop = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGINT, SIGTERM].into_iter().chain(hangup()) {
+        flag::register_usize(signal, stop.clone(), signal as usize)?;
+    }
+    let mut first = None;
+    loop {
+        if let Some(status) = mpirun.try_wait()? {
+            let failed = first.map_or(1, |signal| 128 + signal);
+            return Ok(if status.success() { 0 } else { status.code().filter(|_| first.is_none()).unwrap_or(failed) });
+        }
+        let signal = stop.swap(0, Ordering::Relaxed) as i32;
+        if signal != 0 {
+            let passed = if first.is_none() { libc::SIGUSR1 } else { SIGTERM };
+            // SAFETY: the process is a child that has not been waited for, so its number is its own.
+            unsafe { libc::kill(mpirun.id() as i32, passed) };
+            first.get_or_insert(signal);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// SIGUSR1, where it exists.
+fn user() -> Option<i32> {
+    #[cfg(unix)]
+    return Some(libc::SIGUSR1);
+    #[cfg(not(unix))]
+    None
 }
 
 /// SIGHUP, unless the process ignores it: under `nohup` it must stay ignored.

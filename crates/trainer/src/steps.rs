@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use burn::module::{AutodiffModule, Module};
-use burn::optim::GradientsAccumulator;
+use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::shard_hooks::visit_params;
@@ -199,7 +199,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
                 part if factor == 1.0 => part,
                 part => part.mul_scalar(factor),
             };
-            let part = gradients(model, batch, plan, ranks, scale, device, |model, mut grads| {
+            let mut finish = |model: &mut ModelSlot<M>, mut grads: GradientsParams| -> Result<()> {
                 if !in_backward {
                     ranks.map_or(Ok(()), |ranks| ranks.wait_for_gradients::<B, M>(model, &mut grads))?;
                     accumulator.accumulate(&**model, grads);
@@ -213,7 +213,14 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
                 }
                 update.apply::<B, M>(states, model, grads);
                 Ok(())
+            };
+            // Reduce-scatters of a segment run while backward computes the segment before it.
+            let mut in_flight = None;
+            let part = gradients(model, batch, plan, ranks, scale, device, |model, grads| match ranks {
+                Some(_) => in_flight.replace(grads).map_or(Ok(()), |grads| finish(model, grads)),
+                None => finish(model, grads),
             })?;
+            in_flight.map_or(Ok(()), |grads| finish(model, grads))?;
             loss = loss + part;
             if let Some(amaxes) = &mut amaxes {
                 amaxes.push(monitor.amaxes());

@@ -171,6 +171,11 @@ fn a_run_goes_on_with_another_mesh() {
             assert!((resumed - all).abs() <= limit, "{count} {replicas}: {resumed} and {all}");
         }
     }
+    // The checkpoint of a single process, which has its parameters in one file.
+    let [every, folder] = runs.saved("one");
+    let one = runs.train([1, 2], &[&FOUR[..], &["float8.recipe=delayed", &every, &folder]].concat());
+    assert!(Path::new(&runs.path("one/step-000000002/model.safetensors")).exists());
+    assert_eq!(runs.resume([2, 2], "one"), one[2..]);
 }
 
 /// Every command reads checkpoints of several ranks and detects damage.
@@ -379,59 +384,36 @@ fn children(parent: u32) -> Vec<u32> {
     processes.filter(is_child).collect()
 }
 
-/// The debug models train over each mesh as on one rank: the first loss differs by its rounding, and
-/// 12 steps by what the order of sums changes.
+/// Ctrl-C in the program that starts the ranks, a signal that mpirun forwards, and one to one rank
+/// alone: all ranks finish their step, save together and end.
 #[test]
-fn debug_models_train_on_each_mesh() {
-    let runs = Runs::new();
-    for model in ["llama3-debug", "llama3-debug-moe"] {
-        let train = |[count, replicas]: [usize; 2]| {
-            let fixed = ["--model", model, "--device", "cpu", "--data", &runs.0.1].map(String::from);
-            let own = [
-                format!("training.grad_accumulation={}", 4 / count),
-                format!("parallelism.replicate={replicas}"),
-                "training.steps=12".into(),
-                "optimizer.lr=1e-4".into(),
-            ];
-            let small =
-                ["training.seq_len=32", "training.batch_size=1", "training.log_every=1", "training.eval_batches=1"];
-            let own = own.each_ref().map(String::as_str);
-            let settings = set(&[&small[..], &["generate.max_new_tokens=0"], &own].concat());
-            losses(&float8(count, "train", &[&fixed[..], &settings].concat()))
-        };
-        let one = train([1, 1]);
-        assert_eq!(one.len(), 13);
-        for mesh in [[4, 1], [4, 2], [4, 4]] {
-            let found = train(mesh);
-            let distances: Vec<_> = found.iter().zip(&one).map(|(found, one)| (found - one).abs() / one).collect();
-            let largest = distances.iter().fold(0_f64, |max, x| max.max(*x));
-            println!("{model} on {mesh:?}: {:.1e} at step 1, {largest:.1e} in 12 steps", distances[0]);
-            assert!(found.len() == 13 && distances[0] <= 1e-5 && largest <= 2e-3, "{model} {mesh:?}: {distances:?}");
+fn a_signal_saves_on_all_ranks() {
+    for (signal, code) in [("-INT", 130), ("-USR1", 138), ("-TERM", 143)] {
+        let runs = Runs::new();
+        let output = format!("checkpoint.output_dir={}", runs.path("run"));
+        let mut program = command(&["train", "--nproc-per-node", "2"]);
+        program.args(small(&runs.0.1, &["training.steps=100000", &output])).env("RAYON_NUM_THREADS", "1");
+        program.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
+        let job = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (begin, metrics) = (Instant::now(), runs.path("run/metrics.jsonl"));
+        while !fs::read_to_string(&metrics).is_ok_and(|lines| lines.contains("loss")) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "no step was taken");
+            std::thread::sleep(Duration::from_millis(20));
         }
+        let mpirun = children(job.id())[0];
+        let to = match signal {
+            "-INT" => job.id(),
+            "-USR1" => mpirun,
+            _ => children(mpirun)[1],
+        };
+        stdout(&Command::new("kill").args([signal, &to.to_string()]).output().unwrap());
+        let output = job.wait_with_output().unwrap();
+        let text = [&output.stdout[..], &output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        let saved = last_step(&runs.path("run"));
+        assert!(saved > 0 && text.contains(&format!(" after step {saved}")), "{signal}: {text}");
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        let steps = (saved + 1).to_string();
+        assert_eq!(losses(&float8(1, "resume", &[runs.path("run"), "--steps".into(), steps])).len(), 2);
     }
-}
-
-/// A signal to one rank is one to all: they finish their step, save together and end.
-#[test]
-fn a_signal_to_one_rank_saves_on_all() {
-    let runs = Runs::new();
-    let output = format!("checkpoint.output_dir={}", runs.path("run"));
-    let mut program = command(&["train", "--nproc-per-node", "2"]);
-    program.args(small(&runs.0.1, &["training.steps=100000", &output])).env("RAYON_NUM_THREADS", "1");
-    program.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
-    let job = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let (begin, metrics) = (Instant::now(), runs.path("run/metrics.jsonl"));
-    while !fs::read_to_string(&metrics).is_ok_and(|lines| lines.contains("loss")) {
-        assert!(begin.elapsed() < Duration::from_secs(60), "no step was taken");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let ranks = children(job.id());
-    stdout(&Command::new("kill").args(["-TERM", &ranks[1].to_string()]).output().unwrap());
-    let output = job.wait_with_output().unwrap();
-    let text = [&output.stdout[..], &output.stderr].concat();
-    let text = String::from_utf8_lossy(&text);
-    let saved = last_step(&runs.path("run"));
-    assert!(saved > 0 && text.contains(&format!("stopped by SIGTERM after step {saved}")), "{text}");
-    let steps = (saved + 1).to_string();
-    assert_eq!(losses(&float8(1, "resume", &[runs.path("run"), "--steps".into(), steps])).len(), 2);
 }

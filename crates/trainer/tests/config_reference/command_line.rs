@@ -10,7 +10,7 @@ const INTRODUCTION: &str = "<!-- Generated from clap's definitions by crates/tra
 # Command line
 
 Commands of `float8` with their flags. `float8 COMMAND --help` prints the same. Exit codes: 0; 1 for an error, or a model that does not
-fit in `memory`; 2 for a wrong command line; 130, 143 and 129 for a run that a signal ended after it was saved.
+fit in `memory`; 2 for a wrong command line; 130, 143, 129 and 138 for a run that a signal ended after it was saved.
 ";
 
 /// The whole page.
