@@ -24,24 +24,24 @@ impl<B: Float8Backend> Sharding<B> {
             let shards = Shards { axis, chunk: self.chunk, len: self.logical[0] };
             let pending = collectives.start_gather(&self.name, shard, shards);
             self.float8_gathers.fetch_add(1, Relaxed);
-            return Gathering(Parts::OnDevice(pending.unwrap_or_else(|error| self.fail(error))));
+            return Gathering::OnDevice(pending.unwrap_or_else(|error| self.fail(error)));
         }
         let own = B::fp8_read(shard);
         if self.ranks() == 1 && own.dims == self.dims(self.logical[0], axis) {
-            return Gathering(Parts::Whole(shard.clone()));
+            return Gathering::Whole(shard.clone());
         }
         let own = Pieces::of(own, axis, self.chunk, self.logical[1]);
         let all = self.world.shard.comm.all_gather(&self.name, own.to_words()).unwrap_or_else(|error| self.fail(error));
         self.float8_gathers.fetch_add(1, Relaxed);
-        Gathering(Parts::Words { own, all })
+        Gathering::Words(own, all)
     }
 
     /// Waits for the gather of [`start_gather`](Self::start_gather) and joins the operand.
     pub(crate) fn finish_gather(&self, gathering: Gathering<B>, device: &Device<B>) -> B::Operand {
-        let (own, all) = match gathering.0 {
-            Parts::Whole(operand) => return operand,
-            Parts::OnDevice(pending) => return pending().unwrap_or_else(|error| self.fail(error)),
-            Parts::Words { own, all } => (own, all),
+        let (own, all) = match gathering {
+            Gathering::Whole(operand) => return operand,
+            Gathering::OnDevice(pending) => return pending().unwrap_or_else(|error| self.fail(error)),
+            Gathering::Words(own, all) => (own, all),
         };
         let all = all.wait().unwrap_or_else(|error| self.fail(error));
         let words = all.len() / self.ranks();
@@ -72,20 +72,15 @@ impl<B: Float8Backend> Sharding<B> {
 }
 
 /// Operand whose gather is in flight.
-pub(crate) struct Gathering<B: Float8Backend>(Parts<B>);
-
-enum Parts<B: Float8Backend> {
+pub(crate) enum Gathering<B: Float8Backend> {
     Whole(B::Operand),
     /// In device memory.
     OnDevice(PendingOnDevice<B::Operand>),
-    Words {
-        own: Pieces,
-        all: Pending<Vec<u32>>,
-    },
+    Words(Pieces, Pending<Vec<u32>>),
 }
 
 /// This rank's part of an operand.
-struct Pieces {
+pub(crate) struct Pieces {
     /// Row-major, cropped to the chunk.
     codes: Vec<u8>,
     inv_scales: Vec<InvScale>,

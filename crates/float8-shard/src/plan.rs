@@ -231,7 +231,8 @@ fn parameters<B: Backend, M: Module<B>>(
     planned
 }
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(test)]
+#[cfg(feature = "flex")]
 mod tests {
     use burn::backend::Flex;
     use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};

@@ -44,6 +44,22 @@ impl Operation {
     }
 }
 
+#[cfg(feature = "cubecl")]
+impl Operation {
+    /// Rows of the result on device memory, of values with these rows on each of the ranks.
+    ///
+    /// # Panics
+    /// Panics for an operation on host memory.
+    pub(crate) fn rows_on_device(self, rows: usize, ranks: usize) -> usize {
+        match self {
+            Self::AllGather => rows * ranks,
+            Self::ReduceScatterSum => rows / ranks,
+            Self::AllReduceSum | Self::AllReduceMaxBits => rows,
+            Self::AllToAll | Self::AllGatherBytes => unreachable!("{self:?} is not on devices"),
+        }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -31,13 +31,14 @@ use crate::error::ShardError;
 #[derive(Clone)]
 pub struct Communicator(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     rank: usize,
     local_rank: usize,
     world_size: usize,
     /// Dropped before MPI ends.
     #[cfg(feature = "nccl")]
-    nccl: Option<NcclComm>,
+    nccl: Option<Arc<NcclComm>>,
     #[cfg(feature = "mpi")]
     group: Option<Group>,
     traffic: Arc<Mutex<Traffic>>,
@@ -94,15 +95,9 @@ impl Communicator {
 
     #[cfg(feature = "mpi")]
     fn of(group: Group, traffic: Arc<Mutex<Traffic>>) -> Self {
-        Self(Arc::new(Inner {
-            rank: group.rank(),
-            local_rank: group.world.local_rank,
-            world_size: group.size(),
-            #[cfg(feature = "nccl")]
-            nccl: None,
-            group: Some(group),
-            traffic,
-        }))
+        let (rank, local_rank, world_size) = (group.rank(), group.world.local_rank, group.size());
+        let inner = Inner { rank, local_rank, world_size, group: Some(group), traffic, ..Inner::clone(&Self::solo().0) };
+        Self(Arc::new(inner))
     }
 
     /// Ranks that give the same `color`, in the order of their ranks here. All ranks call it. With
@@ -137,23 +132,13 @@ impl Communicator {
         if self.world_size() == 1 || self.has_nccl() {
             return Ok(self.clone());
         }
-        let nccl = Some(NcclComm::connect(self, device)?);
-        let Inner { rank, local_rank, world_size, ref traffic, .. } = *self.0;
-        let traffic = traffic.clone();
-        Ok(Self(Arc::new(Inner {
-            rank,
-            local_rank,
-            world_size,
-            nccl,
-            #[cfg(feature = "mpi")]
-            group: self.0.group.clone(),
-            traffic,
-        })))
+        let nccl = Some(Arc::new(NcclComm::connect(self, device)?));
+        Ok(Self(Arc::new(Inner { nccl, ..Inner::clone(&self.0) })))
     }
 
     #[cfg(feature = "nccl")]
     pub(crate) fn nccl(&self) -> Option<&NcclComm> {
-        self.0.nccl.as_ref()
+        self.0.nccl.as_deref()
     }
 
     /// Whether NCCL connects the ranks' CUDA devices.

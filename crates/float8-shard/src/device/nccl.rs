@@ -137,17 +137,10 @@ where
     ) -> Result<PendingOnDevice<CubeTensor<R>>, ShardError> {
         let (ranks, words) = (self.comm.world_size(), words(&values));
         let mut shape = values.shape();
+        shape[0] = operation.rows_on_device(shape[0], ranks);
         let count = match operation {
-            Operation::AllGather => {
-                shape[0] *= ranks;
-                words
-            }
-            Operation::ReduceScatterSum => {
-                shape[0] /= ranks;
-                words / ranks * if values.dtype == DType::BF16 { 2 } else { 1 }
-            }
-            Operation::AllReduceSum | Operation::AllReduceMaxBits => words,
-            Operation::AllToAll | Operation::AllGatherBytes => unreachable!("{operation:?} is not on devices"),
+            Operation::ReduceScatterSum => words / ranks * if values.dtype == DType::BF16 { 2 } else { 1 },
+            _ => words,
         };
         let launched = self.launch(operation, label, vec![(values, shape, count)])?;
         Ok(Box::new(move || Ok(launched.land()?.remove(0))))
