@@ -180,7 +180,23 @@ pub struct Training<M: Model = Net<B>> {
     pub sharded: Option<Sharded>,
     optimizer: OptimizerAdaptor<AdamW, M, B>,
     step: usize,
-    is_reversed: bool,
+    /// Whether micro-batches are summed as MPI sums over four ranks: (0 + 1) + (2 + 3).
+    in_pairs: bool,
+}
+
+/// Sums in order, or in pairs and then pairs of these.
+fn sum<T>(mut parts: Vec<T>, in_pairs: bool, add: impl Fn(T, T) -> T) -> Option<T> {
+    while in_pairs && parts.len() > 1 {
+        let mut rest = parts.into_iter();
+        parts = vec![];
+        while let Some(a) = rest.next() {
+            parts.push(match rest.next() {
+                Some(b) => add(a, b),
+                None => a,
+            });
+        }
+    }
+    parts.into_iter().reduce(add)
 }
 
 impl<M: Model> Training<M> {
@@ -191,7 +207,7 @@ impl<M: Model> Training<M> {
             sharded,
             optimizer: AdamWConfig::new().with_weight_decay(0.1).init(),
             step: 0,
-            is_reversed: false,
+            in_pairs: false,
         }
     }
 
@@ -201,9 +217,9 @@ impl<M: Model> Training<M> {
         Self::new(model, Some(sharded))
     }
 
-    /// This training, with the micro-batches of each step in reverse.
-    pub fn reversed(self) -> Self {
-        Self { is_reversed: true, ..self }
+    /// This training, with sums over micro-batches in pairs.
+    pub fn in_pairs(self) -> Self {
+        Self { in_pairs: true, ..self }
     }
 
     /// Trains one step on `micro_batches` micro-batches. A rank takes each one whose number modulo
@@ -216,23 +232,28 @@ impl<M: Model> Training<M> {
         if let Some(sharded) = &self.sharded {
             sharded.precompute_scales(&self.model);
         }
-        let mut accumulator = GradientsAccumulator::new();
-        let mut sum = 0.0;
-        let order = (0..micro_batches).map(|i| if self.is_reversed { micro_batches - 1 - i } else { i });
-        for number in order.filter(|number| number % ranks == rank) {
+        let (mut losses, mut parts) = (vec![], vec![]);
+        for number in (0..micro_batches).filter(|number| number % ranks == rank) {
             let loss = self.model.loss_of(self.step * micro_batches + number).div_scalar(micro_batches as f64);
-            sum += loss.clone().into_scalar();
-            accumulator.accumulate(&self.model, GradientsParams::from_grads(loss.backward(), &self.model));
+            losses.push(loss.clone().into_scalar());
+            parts.push(GradientsParams::from_grads(loss.backward(), &self.model));
         }
-        let mut grads = accumulator.grads();
+        let mut loss = sum(losses, self.in_pairs, |a, b| a + b).unwrap_or_default();
+        let grads = sum(parts, self.in_pairs, |a, b| {
+            let mut both = GradientsAccumulator::new();
+            both.accumulate(&self.model, a);
+            both.accumulate(&self.model, b);
+            both.grads()
+        });
+        let mut grads = grads.unwrap_or_default();
         if let Some(sharded) = &self.sharded {
             sharded.reduce_gradients(&self.model, &mut grads).unwrap();
-            let sums = sharded.communicator().all_reduce_sum("loss", vec![sum]).unwrap().wait().unwrap();
-            sum = sums[0];
+            let sums = sharded.communicator().all_reduce_sum("loss", vec![loss]).unwrap().wait().unwrap();
+            loss = sums[0];
         }
         self.model = self.optimizer.step(M::LR, self.model.clone(), grads);
         self.step += 1;
-        sum
+        loss
     }
 
     /// Bits of all whole parameters.
