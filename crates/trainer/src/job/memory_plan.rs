@@ -84,7 +84,9 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
         let all = outside + layers.values().sum::<u64>();
         let mut sizes: Vec<_> = layers.into_values().collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
-        at_once = (outside + sizes.iter().take(group).sum::<u64>()) as f64 / all.max(1) as f64;
+        // Ranks sum the gradients of a group during backward of the next one.
+        let groups = if mesh.replicate * mesh.shard > 1 { 2 } else { 1 };
+        at_once = (outside + sizes.iter().take(groups * group).sum::<u64>()) as f64 / all.max(1) as f64;
     }
     let is_trained = |path: &str| !frozen.contains(path);
     let mut plan = ShardPlan::new::<B, _>(&model, mesh, config.parallelism, float8.as_ref(), dtypes, &is_trained)?;
