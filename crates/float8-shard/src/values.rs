@@ -3,7 +3,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_float8::backend::{Float8Backend, in_dtype};
 use burn_float8::shard_hooks::read_f32;
-use burn_std::{Bytes, Shape, Slice};
+use burn_std::{Bytes, Shape, Slice, bf16};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,7 +12,7 @@ use crate::comm::Operation;
 use crate::config::ReduceDtype;
 use crate::error::ShardError;
 use crate::sharding::Sharding;
-use crate::wire::{bf16_words, sum_bf16, to_bytes, to_words};
+use crate::wire::{to_bytes, to_words};
 
 impl<B: Float8Backend> Sharding<B> {
     /// This rank's rows of the whole weight `[K, N]`, padded with zeros to `[chunk, N]`.
@@ -127,7 +127,8 @@ impl<B: Float8Backend> Sharding<B> {
                 Box::new(move || sum.wait())
             }
             ReduceDtype::Bf16 => {
-                let words = shard.comm.all_to_all(&name, bf16_words(all))?;
+                let bytes = all.into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
+                let words = shard.comm.all_to_all(&name, to_words(bytes))?;
                 Box::new(move || Ok(sum_bf16(&words.wait()?, ranks)))
             }
         };
@@ -148,6 +149,17 @@ impl<B: Float8Backend> Sharding<B> {
             _ => self.world.shard.max(&self.name, amax).unwrap_or_else(|error| self.fail(error)),
         }
     }
+}
+
+/// Sums equal parts of `ranks` ranks in f32, in rank order. Each word holds two bf16.
+fn sum_bf16(words: &[u32], ranks: usize) -> Vec<f32> {
+    let part = words.len() / ranks;
+    // A bf16 is the upper half of an f32.
+    let of = |word: u32| [word << 16, word & 0xffff_0000].map(f32::from_bits);
+    let sum = |i: usize| {
+        (0..ranks).map(|rank| of(words[rank * part + i])).reduce(|[a, b], [c, d]| [a + c, b + d]).unwrap_or_default()
+    };
+    (0..part).flat_map(sum).collect()
 }
 
 /// max |x| over all elements, `[1]` in f32; NaN if x has one.

@@ -132,9 +132,7 @@ fn decoder(preset: &str) -> Decoder<B> {
 /// Applies a recipe to all linears but these.
 fn configured<M: Module<B>>(model: M, recipe: Option<Recipe>, left_out: &[&str]) -> M {
     match recipe {
-        Some(recipe) => {
-            Float8Config::new(recipe).with_filter_fqns(left_out.iter().copied()).apply(model).unwrap().0
-        }
+        Some(recipe) => Float8Config::new(recipe).with_filter_fqns(left_out.iter().copied()).apply(model).unwrap().0,
         None => {
             burn_float8::set_default_config::<B>(&Default::default(), None).unwrap();
             model
@@ -202,13 +200,7 @@ fn sum<T>(mut parts: Vec<T>, in_pairs: bool, add: impl Fn(T, T) -> T) -> Option<
 impl<M: Model> Training<M> {
     /// Training before the first step.
     pub fn new(model: M, sharded: Option<Sharded>) -> Self {
-        Self {
-            model,
-            sharded,
-            optimizer: AdamWConfig::new().with_weight_decay(0.1).init(),
-            step: 0,
-            in_pairs: false,
-        }
+        Self { model, sharded, optimizer: AdamWConfig::new().with_weight_decay(0.1).init(), step: 0, in_pairs: false }
     }
 
     /// Training of a model that these ranks divide.

@@ -96,8 +96,15 @@ impl Communicator {
     #[cfg(feature = "mpi")]
     fn of(group: Group, traffic: Arc<Mutex<Traffic>>) -> Self {
         let (rank, local_rank, world_size) = (group.rank(), group.world.local_rank, group.size());
-        let inner = Inner { rank, local_rank, world_size, group: Some(group), traffic, ..Inner::clone(&Self::solo().0) };
-        Self(Arc::new(inner))
+        Self(Arc::new(Inner {
+            rank,
+            local_rank,
+            world_size,
+            #[cfg(feature = "nccl")]
+            nccl: None,
+            group: Some(group),
+            traffic,
+        }))
     }
 
     /// Ranks that give the same `color`, in the order of their ranks here. All ranks call it. With

@@ -12,7 +12,6 @@ use burn_std::Shape;
 
 use super::joined::Joined;
 use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
-use crate::wire::{bf16_words, sum_bf16};
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
@@ -81,17 +80,16 @@ where
         let (comm, ranks, words) = (&self.0, self.0.world_size(), down(&values));
         let mut shape = values.shape().to_vec();
         let as_they_are = |words: Pending<Vec<u32>>| -> PendingOnDevice<Vec<u32>> { Box::new(move || words.wait()) };
-        let floats = |words: Vec<u32>| words.into_iter().map(f32::from_bits).collect();
+        let floats = |words: Vec<u32>| {
+            assert_eq!(values.dtype, DType::F32, "wgpu, on which this runs, has no bf16");
+            words.into_iter().map(f32::from_bits).collect()
+        };
         let bits = |floats: Pending<Vec<f32>>| -> PendingOnDevice<Vec<u32>> {
             Box::new(move || Ok(floats.wait()?.into_iter().map(f32::to_bits).collect()))
         };
         shape[0] = operation.rows_on_device(shape[0], ranks);
         let started = match operation {
             Operation::AllReduceSum => bits(comm.all_reduce_sum(label, floats(words))?),
-            Operation::ReduceScatterSum if values.dtype == DType::BF16 => {
-                let parts = comm.all_to_all(label, words)?;
-                Box::new(move || Ok(bf16_words(sum_bf16(&parts.wait()?, ranks))))
-            }
             Operation::ReduceScatterSum => bits(comm.reduce_scatter_sum(label, floats(words))?),
             Operation::AllReduceMaxBits => as_they_are(comm.all_reduce_max_bits(label, words)?),
             _ => as_they_are(comm.all_gather(label, words)?),
