@@ -146,8 +146,8 @@ impl Sharded {
         &self.copy
     }
 
-    /// Communicator of the ranks with other batches, each of which has the same parts of linears. A sum
-    /// over batches, such as the loss, is over these.
+    /// Communicator of the ranks with the same parts of linears, each with batches of its own. A sum over
+    /// batches, such as the loss, is over these.
     pub fn data_communicator(&self) -> &Communicator {
         &self.data
     }

@@ -61,9 +61,10 @@ impl TensorParallel {
     ///
     /// All ranks of `comm` call it with the same model and equal parameter values, after
     /// [`Float8Config::apply`](burn_float8::Float8Config::apply). In a mesh they are
-    /// [`ShardConfig::tensor_ranks`], and [`Sharded::apply`](crate::Sharded::apply) follows. Tokens are along the axis before the
-    /// last: x of a `colwise` linear is `[.., S / ranks, K]`, and its y `[.., S, N / ranks]`. Rank r has
-    /// the r-th of equal parts of the tokens of all sequences.
+    /// [`ShardConfig::tensor_ranks`], and [`Sharded::apply`](crate::Sharded::apply) follows.
+    ///
+    /// Tokens are along the axis before the last: x of a `colwise` linear is `[.., S / ranks, K]`, and its
+    /// y `[.., S, N / ranks]`. Rank r has the r-th of equal parts of the tokens of all sequences.
     ///
     /// Codes and scales are the whole tensors'. Parameters loaded later may be whole or parts.
     ///

@@ -2,7 +2,7 @@
 //! index.
 //!
 //! ```text
-//! index.json                                parts of each tensor: rows of its first axis, columns, and their file
+//! index.json                                parts of each tensor: rows, columns, and their file
 //! model-rank-00000-of-00004.safetensors     tensors written by rank 0
 //! ```
 //! The rows of a part are one range of bytes in its file, so any number of ranks can read the rows

@@ -108,8 +108,7 @@ fn every_config_file_describes_a_run() {
     let mut files = 0;
     for entry in fs::read_dir(configs).unwrap() {
         let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        if !name.starts_with("llama3_") || !name.ends_with(".toml") {
+        if path.extension().is_none_or(|extension| extension != "toml") {
             continue;
         }
         files += 1;
@@ -117,14 +116,11 @@ fn every_config_file_describes_a_run() {
         config.validate().unwrap();
         let model = config.dimensions().unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
-        assert_eq!(
-            name.trim_start_matches("llama3_").trim_end_matches("_8gpu").replace('_', "-"),
-            config.model.preset.as_deref().unwrap().trim_start_matches("llama3-")
-        );
+        assert!(name.replace('_', "-").contains(config.model.preset.as_deref().unwrap()), "{name}");
         assert!(config.training.seq_len <= model.dims.max_seq_len, "{name}");
         assert!(!config.float8(&model).filter_fqns.is_empty() || model.dims.tie_word_embeddings, "{name}");
     }
-    assert!(files >= 3, "{files} files");
+    assert_eq!(files, 9);
     let debug = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_debug.toml");
     let mut written_out = RunConfig::load(Some(&debug), &[]).unwrap();
     assert_eq!(written_out.optimizer.lr.take(), Some(5e-3));

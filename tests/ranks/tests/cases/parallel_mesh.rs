@@ -55,10 +55,11 @@ pub fn has_the_gradients_of_one_rank() {
             let expected = losses.clone().into_scalar();
             (expected, gradients(&whole, &mut GradientsParams::from_grads(losses.backward(), &whole)))
         });
-        for mesh in MESHES {
+        // The first mesh with recipes is `a_parallel_decoder`.
+        for mesh in &MESHES[usize::from(recipe.is_some())..] {
             let readers = mesh[0] * mesh[1];
             let (expected, of_whole) = &whole[readers - 1];
-            let (part, parallel, sharded) = applied(build(), mesh, &plan);
+            let (part, parallel, sharded) = applied(build(), *mesh, &plan);
             sharded.precompute_scales(&part);
             let data = sharded.data_communicator();
             assert_eq!(data.world_size(), readers);
