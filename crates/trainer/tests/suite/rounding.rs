@@ -2,7 +2,7 @@
 
 use crate::common::*;
 
-const NOISE: Noise<'_> = Noise { seed: 7, step: 11, name: "layers.0.weight" };
+const NOISE: Noise<'_> = Noise { seed: 7, step: 11, name: "layers.0.weight", first_column: 0 };
 
 const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
 
@@ -60,6 +60,9 @@ fn rounding_is_that_of_the_bits() {
         let part = tensor(&all[8 * rows.start..8 * rows.end], [rows.len(), 8]);
         assert!(bits(NOISE.round(part, rows.start)) == whole[8 * rows.start..8 * rows.end], "{rows:?}");
     }
+    let of_columns: Vec<f32> = all[..240].chunks_exact(8).flat_map(|row| row[3..7].to_vec()).collect();
+    let columns = bits(Noise { first_column: 3, ..NOISE }.round(tensor(&of_columns, [30, 4]), 0));
+    assert!(columns == whole.chunks_exact(8).flat_map(|row| row[3..7].to_vec()).collect::<Vec<_>>());
     let odd = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, 1e-40, -1e-45];
     let odd: Vec<_> =
         bits(NOISE.round(tensor(&odd, [6]), 0)).into_iter().map(|b| bf16::from_bits(b).to_f32()).collect();

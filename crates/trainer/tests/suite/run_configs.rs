@@ -120,7 +120,7 @@ fn every_config_file_describes_a_run() {
         assert!(config.training.seq_len <= model.dims.max_seq_len, "{name}");
         assert!(!config.float8(&model).filter_fqns.is_empty() || model.dims.tie_word_embeddings, "{name}");
     }
-    assert_eq!(files, 8);
+    assert_eq!(files, 9);
     let debug = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_debug.toml");
     let mut written_out = RunConfig::load(Some(&debug), &[]).unwrap();
     assert_eq!(written_out.optimizer.lr.take(), Some(5e-3));

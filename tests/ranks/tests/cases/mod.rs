@@ -3,6 +3,7 @@ mod codes;
 mod failures;
 mod mesh;
 mod parallel;
+mod parallel_mesh;
 mod parallel_model;
 mod traffic;
 mod training;
@@ -51,6 +52,9 @@ pub const ALL: &[Case] = &[
     well("parallel_plans_that_are_refused", &[2], parallel::plans_that_are_refused),
     well("a_parallel_decoder", &[2, 4], parallel_model::has_the_gradients_of_one_rank),
     well("a_parallel_block", &[2, 4], parallel::a_block_trains_as_on_one_rank),
+    well("gradients_of_a_mesh_of_parts", &[4], parallel_mesh::has_the_gradients_of_one_rank),
+    well("codes_of_a_mesh_of_parts", &[4], parallel_mesh::codes_are_those_of_a_cast_of_the_whole),
+    well("a_mesh_of_other_parts_is_refused", &[4], parallel_mesh::of_other_parts_is_refused),
     well("whole_parameters_load", &[2], training::whole_parameters_load),
     well("gradients_in_bf16", BF16, training::gradients_in_bf16),
     well("gradients_that_wait", &[2, 3], training::gradients_that_wait),
