@@ -42,12 +42,15 @@ fn without_unused(source: &str) -> String {
     source.lines().filter(|line| used || !is_slow(line)).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Source with sorted declarations: CubeCL prints the types of a kernel in varying order.
+/// Source with sorted declarations: CubeCL prints the types and the variables of a kernel in varying
+/// order.
 pub(crate) fn sorted(source: &str) -> String {
-    let body = source.find("extern \"C\"").unwrap_or(0);
-    let mut declarations: Vec<&str> = source[..body].lines().collect();
-    declarations.sort_unstable();
-    declarations.join("\n") + &source[body..]
+    let (types, body) = source.split_at(source.find("extern \"C\"").unwrap_or(0));
+    let [mut types, mut body] = [types, body].map(|part| part.lines().collect::<Vec<_>>());
+    types.sort_unstable();
+    let is_declaration = |line: &str| line.ends_with(';') && line.split(' ').count() == 2 && !line.contains('(');
+    body.chunk_by_mut(|a, b| is_declaration(a) && is_declaration(b)).for_each(<[_]>::sort_unstable);
+    [types, body].concat().join("\n")
 }
 
 type Program = *mut c_void;
