@@ -47,7 +47,7 @@ enum Part {
     Memory,
     /// Host time of a linear on CUDA.
     Host,
-    /// Bytes that a layer's linears and fused operations move on CUDA.
+    /// Bytes that a layer moves on CUDA.
     Neighbours,
     /// Time of generated tokens on the CPU, by position.
     Generate,

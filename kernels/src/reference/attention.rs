@@ -1,7 +1,7 @@
 //! [`attention`](mod@crate::attention) by its definition in f64, with a bound of each element's error.
 //!
 //! ```text
-//! u    half a step of the dtype: 2⁻⁸ (bf16), 2⁻¹¹ (f16), 2⁻²⁴ (f32)
+//! u    half a step of the dtype: 2⁻⁸ (bf16), 2⁻¹¹ (f16), 2⁻²⁴ (f32); for f16, u|x| is at least 2⁻²⁵
 //! ε    2⁻²⁰ (scale Σ|qk| + |S|) + 2⁻¹⁷: the error of a score, and of a sum of exponentials
 //! y    (u + 2ε) Σ P|v| + u|y|             lse    ε + 2⁻²⁰|lse|
 //! dS   |dS| (u + 2ε) + P (u Σ|y dy| + 2⁻²⁰ Σ|dy v|)
@@ -62,8 +62,8 @@ impl Bounded {
     }
 
     /// Adds the rounding of the result.
-    fn rounded(mut self, u: f64) -> Self {
-        self.bounds.iter_mut().zip(&self.values).for_each(|(bound, value)| *bound += u * value.abs());
+    fn rounded(mut self, u: f64, least: f64) -> Self {
+        self.bounds.iter_mut().zip(&self.values).for_each(|(bound, value)| *bound += (u * value.abs()).max(least));
         self
     }
 
@@ -84,6 +84,8 @@ impl Bounded {
 pub fn attention(inputs: &HostAttention<'_>) -> [Bounded; 5] {
     let &HostAttention { query, key, value, dy, heads: [batch, heads, kv_heads], .. } = inputs;
     let &HostAttention { positions: [queries, keys], widths: [dim, width], scale, rounding: u, .. } = inputs;
+    // Subnormal steps of f16.
+    let least = if u == 2f64.powi(-11) { 2f64.powi(-25) } else { 0.0 };
     let rows = batch * heads * queries;
     let mut lse = Bounded::zeros(rows);
     let [mut y, mut dq, mut dk, mut dv] = [rows * width, query.len(), key.len(), value.len()].map(Bounded::zeros);
@@ -121,19 +123,20 @@ pub fn attention(inputs: &HostAttention<'_>) -> [Bounded; 5] {
         let weights: Vec<_> = scores.iter().map(|score| (score - max).exp() / sum).collect();
         let delta = weights.iter().zip(&products).map(|(p, (dp, _))| p * dp).sum::<f64>();
         for (&s, &p) in seen.iter().zip(&weights) {
-            y.add(row, value(s), p, relative * p);
-            dv.add(first_key + s, own_dy, p, relative * p);
+            let error = relative * p + least;
+            y.add(row, value(s), p, error);
+            dv.add(first_key + s, own_dy, p, error);
         }
         let magnitude = y.values[row * width..][..width].iter().zip(own_dy).map(|(y, dy)| (y * f64::from(*dy)).abs());
         let magnitude = magnitude.sum::<f64>();
         for (i, &s) in seen.iter().enumerate() {
             let ds = weights[i] * (products[i].0 - delta) * slopes[i];
-            let ds_error =
-                ds.abs() * relative + weights[i] * ((u + 2.0 * error) * magnitude + 2f64.powi(-20) * products[i].1);
+            let of_delta = (u + 2.0 * error) * magnitude + 2f64.powi(-20) * products[i].1;
+            let ds_error = ds.abs() * relative + weights[i] * of_delta + least;
             dq.add(row, key(s), scale * ds, scale.abs() * ds_error);
             dk.add(first_key + s, q, scale * ds, scale.abs() * ds_error);
         }
     }
-    let [y, dq, dk, dv] = [y, dq, dk, dv].map(|result| result.rounded(u));
+    let [y, dq, dk, dv] = [y, dq, dk, dv].map(|result| result.rounded(u, least));
     [y, lse, dq, dk, dv]
 }

@@ -7,8 +7,8 @@ use float8_kernels::check::MASK_BYTES;
 use super::{Launcher, dtypes};
 
 impl Launcher {
-    /// Forward and backward of heads of each class of tile, by tensor cores and without; and each
-    /// mode.
+    /// Forward and backward of heads of each class of tile, by tensor cores and without; each mode;
+    /// and keys in parts.
     pub(super) fn attention(&self) {
         let [f32, f16, bf16] = dtypes();
         for widths in [[64; 2], [128; 2], [256; 2], [192, 128]] {
@@ -19,7 +19,22 @@ impl Launcher {
         }
         for (dtype, tensor_cores) in [(f16, true), (f32, false)] {
             self.attend([128; 2], dtype, tensor_cores, true);
+            self.decode(dtype, tensor_cores);
         }
+    }
+
+    /// A query of heads of 128 over a cache.
+    fn decode(&self, dtype: StorageType, tensor_cores: bool) {
+        let view = |heads: usize, positions: usize| {
+            let shape = [1, heads, positions, 128];
+            let handle = self.memory(heads * positions * 128 * dtype.size());
+            HeadsView { handle, shape, strides: [0, positions * 128, 128, 1], dtype }
+        };
+        let (query, [key, value]) = (view(4, 1), [(); 2].map(|()| view(2, 1024)));
+        let (mask, bias, documents, softcap) = (None, None, None, None);
+        let (scale, causal) = (0.125, true);
+        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, tensor_cores };
+        attention_forward(&self.client, &inputs).expect("inputs that fit");
     }
 
     /// Causal, with documents, or with all modes.
