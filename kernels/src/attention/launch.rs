@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use super::prepare::padded;
 use super::problem::{Classes, Heads, HeadsGeometry, Item, Scores, ScoresLaunch, Span};
 use super::{Checked, HIDDEN, TILE};
 use crate::load::Geometry;
@@ -105,9 +106,11 @@ impl<'a> Launch<'a> {
 
     pub(super) fn operands<R: Runtime>(&self, rows: u32) -> OperandsLaunch<R> {
         let [[row, second_row], [col, second_col]] = [self.rows, self.cols].map(|sides| sides.map(Heads::geometry));
+        let deltas = self.stats.map_or(0, |stats| stats.size_in_used() / 8);
         let stats = self.stats.map(|stats| whole(stats, 4)).into();
         let (batch, parts) = (self.rows[0].shape()[0] as u32, self.problem.parts.unwrap_or(1) as u32);
-        OperandsLaunch::new(row, second_row, col, second_col, stats, batch, parts, self.items(rows))
+        let items = self.items(rows);
+        OperandsLaunch::new(row, second_row, col, second_col, stats, deltas as u32, batch, parts, items)
     }
 
     pub(super) fn scores<R: Runtime>(&self) -> ScoresLaunch<R> {
@@ -136,7 +139,9 @@ pub(super) struct Operands {
     second_rows: HeadsGeometry,
     pub(super) cols: HeadsGeometry,
     pub(super) second_cols: HeadsGeometry,
-    stats: ComptimeOption<Array<f32>>,
+    pub(super) stats: ComptimeOption<Array<f32>>,
+    /// Index of the first δ. CubeCL gives kernels with tensor maps wrong lengths of arrays.
+    pub(super) deltas: u32,
     batch: u32,
     parts: u32,
     pub(super) items: u32,
@@ -178,14 +183,19 @@ impl Operands {
         Sides { first: self.cols.of(batch, head), second: self.second_cols.of(batch, head) }
     }
 
+    /// Index of the statistics of a head's first query.
+    pub(super) fn first_stat(&self, scores: &Scores, place: &Item) -> u32 {
+        (place.batch * scores.heads + place.head) * padded(scores.queries)
+    }
+
     /// Statistics of a query. Past the last, weights are 0.
     pub(super) fn stat(&self, scores: &Scores, place: &Item, query: u32) -> Stat {
         #[comptime]
         match &self.stats {
             ComptimeOption::Some(stats) => {
-                let at = (place.batch * scores.heads + place.head) * scores.queries + min(query, scores.queries - 1);
+                let at = self.first_stat(scores, place) + min(query, scores.queries - 1);
                 let lse = select(query < scores.queries, stats[at as usize], -HIDDEN);
-                Stat { lse, delta: stats[(stats.len() as u32 / 2 + at) as usize] }
+                Stat { lse, delta: stats[(self.deltas + at) as usize] }
             }
             ComptimeOption::None => Stat { lse: 0.0f32.runtime(), delta: 0.0f32.runtime() },
         }

@@ -14,6 +14,7 @@
 //! pass by. Tiles that a mask hides as a whole are skipped.
 
 mod decode;
+mod hopper;
 mod launch;
 mod mma;
 mod prepare;
@@ -25,12 +26,13 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use self::decode::{Parted, combine, parted};
+pub use self::hopper::{AttentionSchedule, fix_attention_schedule};
 use self::launch::{Backward, Launch, Role};
 use self::prepare::{row_stats, tile_classes};
 pub(crate) use self::problem::Kind;
 use self::problem::{Classes, Config, Heads, Spread};
 use crate::KernelError;
-use crate::arch::cuda_arch;
+use crate::arch::{CudaArch, cuda_arch};
 use crate::denylist::{disable, is_disabled};
 use crate::grid::is_cpu;
 use crate::view::{MAX_INDEX, check_bytes, supports};
@@ -82,13 +84,15 @@ pub struct AttentionInputs {
     pub softcap: Option<f32>,
     /// Whether query `t` sees only keys up to `t + S - T`.
     pub causal: bool,
-    /// Whether tensor cores may multiply.
-    pub tensor_cores: bool,
+    /// Fastest kernel that may run. The next ones take what it does not.
+    pub kernel: AttentionKernel,
 }
 
-/// A kernel of attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A kernel of attention, the fastest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AttentionKernel {
+    /// Warpgroups and TMA of Hopper, as [`Mma`](Self::Mma), for more than 64 queries without a bias.
+    Wgmma,
     /// Tensor cores of CUDA devices, for f16 and bf16 in rows of whole 16 bytes. P and dS are
     /// rounded to the dtype.
     Mma,
@@ -97,11 +101,24 @@ pub enum AttentionKernel {
 }
 
 impl AttentionKernel {
+    /// All kernels, the fastest first.
+    pub const ALL: [Self; 3] = [Self::Wgmma, Self::Mma, Self::Tiles];
+
     /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Wgmma => "wgmma",
             Self::Mma => "mma",
             Self::Tiles => "tiles",
+        }
+    }
+
+    /// Whether the device has its instructions.
+    pub fn runs_on<R: Runtime>(self, client: &ComputeClient<R>) -> bool {
+        match self {
+            Self::Wgmma => cuda_arch(client) == Some(CudaArch::Sm90),
+            Self::Mma => cuda_arch(client).is_some(),
+            Self::Tiles => true,
         }
     }
 }
@@ -124,19 +141,20 @@ pub fn disable_attention<R: Runtime>(client: &ComputeClient<R>, kernel: Attentio
     disable(client, kernel);
 }
 
-/// Whether the device has [`AttentionKernel::Mma`].
-pub fn has_attention_mma<R: Runtime>(client: &ComputeClient<R>) -> bool {
-    cuda_arch(client).is_some()
-}
-
-/// First kernel that takes a problem and is not disabled.
-fn select<R: Runtime>(client: &ComputeClient<R>, config: Config, tensor_cores: bool) -> Option<AttentionKernel> {
-    let takes = |kernel: &AttentionKernel| match kernel {
-        AttentionKernel::Mma => tensor_cores && has_attention_mma(client) && mma::takes(config),
+/// First kernel from `fastest` on that takes a problem, has these roles and is not disabled.
+fn select<R: Runtime>(
+    client: &ComputeClient<R>,
+    fastest: AttentionKernel,
+    config: Config,
+    roles: &[Role],
+) -> Option<AttentionKernel> {
+    let takes = |kernel: AttentionKernel| match kernel {
+        AttentionKernel::Wgmma => hopper::takes(client, config, roles),
+        AttentionKernel::Mma => mma::takes(config),
         AttentionKernel::Tiles => true,
     };
-    let mut kernels = [AttentionKernel::Mma, AttentionKernel::Tiles].into_iter();
-    kernels.find(|kernel| takes(kernel) && !is_disabled(client, *kernel))
+    let mut kernels = AttentionKernel::ALL.into_iter().skip_while(|kernel| *kernel != fastest);
+    kernels.find(|kernel| kernel.runs_on(client) && takes(*kernel) && !is_disabled(client, *kernel))
 }
 
 /// Whether the device has the shared memory and the bindings that the kernels need.
@@ -227,6 +245,7 @@ fn run<R: Runtime>(
 ) -> [Option<Handle>; 3] {
     let launch = Launch::new(client, problem, role, backward, classes);
     match problem.kernel {
+        AttentionKernel::Wgmma => hopper::launch(client, &launch),
         AttentionKernel::Mma => mma::launch(client, &launch),
         AttentionKernel::Tiles => tile::launch(client, &launch),
     }
@@ -249,6 +268,9 @@ impl AttentionVariant {
         Ok(Self { kernel, config, parted: parts.is_some(), backward: dy.is_some() })
     }
 }
+
+/// Roles of backward where a launch makes dk and dv.
+const TOGETHER: [Role; 2] = [Role::Queries, Role::Keys { dk: true, dv: true }];
 
 /// Checked inputs.
 struct Checked {
@@ -331,14 +353,16 @@ impl Checked {
             bias: bias.as_ref().map(|bias| bias.kind),
             documents: documents.is_some(),
         };
-        let kernel = select(client, config, inputs.tensor_cores).ok_or(KernelError::Disabled)?;
+        let roles: &[Role] = if dy.is_some() { &TOGETHER } else { &[Role::Forward] };
+        let has_maps = queries > TILE as usize && [&query, &key, &value].into_iter().chain(&dy).all(Heads::has_map);
+        let fastest = if has_maps { inputs.kernel } else { inputs.kernel.max(AttentionKernel::Mma) };
+        let kernel = select(client, fastest, config, roles).ok_or(KernelError::Disabled)?;
         let (documents, softcap) = (documents.clone(), softcap.unwrap_or(1.0));
         Ok(Self { kernel, query, key, value, mask, bias, documents, scale: *scale, softcap, config, parts: None })
     }
 
     /// Roles of backward.
     fn backward_roles(&self) -> &'static [Role] {
-        const TOGETHER: [Role; 2] = [Role::Queries, Role::Keys { dk: true, dv: true }];
         const APART: [Role; 3] =
             [Role::Queries, Role::Keys { dk: true, dv: false }, Role::Keys { dk: false, dv: true }];
         match self.kernel {

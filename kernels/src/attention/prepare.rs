@@ -81,11 +81,17 @@ fn classify(
     }
 }
 
-/// Statistics of rows for backward, f32 `[2, B, H, T]`: lse, or 1e30 for a query that sees no key,
-/// so that its weights are 0; then δ = Σ y ∘ dy.
+/// Statistics of a head: enough for any 128 from the first query of a tile on.
+#[cube]
+pub(super) fn padded(queries: u32) -> u32 {
+    (queries.div_ceil(TILE) + 1) * TILE
+}
+
+/// Statistics of rows for backward, f32 `[2, B, H, T]` with [`padded`] T: lse, or 1e30 past T and for a
+/// query that sees no key, so that its weights are 0; then δ = Σ y ∘ dy.
 pub(super) fn row_stats<R: Runtime>(client: &ComputeClient<R>, y: &Heads, dy: &Heads, lse: &Handle) -> Handle {
     let [batch, heads, queries, _] = y.shape();
-    let rows = batch * heads * queries;
+    let rows = batch * heads * padded(queries as u32) as usize;
     let stats = words(client, 2 * rows);
     let each = UNITS / LANES;
     // SAFETY: the views are checked, lse has a value per row, and rows past the end exit.
@@ -99,7 +105,7 @@ pub(super) fn row_stats<R: Runtime>(client: &ComputeClient<R>, y: &Heads, dy: &H
             dy.array(),
             y.geometry(),
             dy.geometry(),
-            ArrayArg::from_raw_parts(lse.clone(), rows),
+            ArrayArg::from_raw_parts(lse.clone(), batch * heads * queries),
             ArrayArg::from_raw_parts(stats.clone(), 2 * rows),
             heads as u32,
             queries as u32,
@@ -126,14 +132,16 @@ fn stats_of_rows<N: Size>(
     #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
-    let rows = lse.len() as u32;
+    let rows = stats.len() as u32 / 2;
     let first = CUBE_POS as u32 * comptime!(UNITS / LANES);
     if first >= rows {
         terminate!();
     }
     let row = first + UNIT_POS / LANES;
     let number = min(row, rows - 1);
-    let (head, position) = (number / queries, number % queries);
+    let padded = padded(queries);
+    let (head, place) = (number / padded, number % padded);
+    let position = min(place, queries - 1);
     let at_y = y_heads.of(head / heads, head % heads);
     let at_dy = dy_heads.of(head / heads, head % heads);
     let len = comptime!(element_type.vector_len());
@@ -153,8 +161,8 @@ fn stats_of_rows<N: Size>(
     }
     let sum = lanes_sum(sum, LANES, isa);
     if row < rows && UNIT_POS.is_multiple_of(LANES) {
-        let own = lse[row as usize];
-        stats[row as usize] = select(own <= NOTHING, -HIDDEN, own);
-        stats[(rows + row) as usize] = sum;
+        let own = lse[(head * queries + position) as usize];
+        stats[row as usize] = select(own <= NOTHING || place >= queries, -HIDDEN, own);
+        stats[(rows + row) as usize] = select(place >= queries, 0.0f32, sum);
     }
 }

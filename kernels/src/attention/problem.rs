@@ -7,6 +7,7 @@ use cubecl::server::Handle;
 use super::{Checked, HeadsView, TILE};
 use crate::KernelError;
 use crate::element_type::ElementType;
+use crate::gemm::tma::maps::{ROW_BYTES, without_shape};
 use crate::load::{Geometry, GeometryLaunch, widen};
 use crate::view::Bound;
 
@@ -118,6 +119,35 @@ impl Heads {
 
     pub(super) fn array<R: Runtime>(&self) -> ArrayArg<R> {
         self.strided.array()
+    }
+
+    /// Whether TMA can load it: rows of whole 16 bytes, and no axis that repeats.
+    pub(super) fn has_map(&self) -> bool {
+        let Strided { shape, strides, .. } = &self.strided;
+        let repeats = shape.iter().zip(strides).any(|(size, stride)| *size > 1 && *stride == 0);
+        self.vector_words() > 1 && !repeats
+    }
+
+    /// Boxes of `rows` positions of a head, 128 bytes each.
+    pub(super) fn map<R: Runtime>(&self, rows: u32) -> TensorMapArg<R, Tiled> {
+        let Strided { bound, shape, strides, .. } = &self.strided;
+        let size = self.element_type.size();
+        let handle = bound.handle.clone().offset_start((bound.base * size) as u64);
+        let [batch, heads, positions, width] = *shape;
+        let mut axes = shape.iter().zip(strides);
+        // The distance of a single position, head or batch is never used.
+        let strides = [(); 3].map(|()| match axes.next() {
+            Some((&count, stride)) if count > 1 => stride * size,
+            _ => width * size,
+        });
+        let (strides, shape) = ([strides[0], strides[1], strides[2], 1], [batch, heads, positions, width * size]);
+        let dtype = StorageType::Scalar(ElemType::UInt(UIntKind::U8));
+        // SAFETY: `new` has checked that all elements are inside the handle.
+        let bytes = unsafe { TensorArg::from_raw_parts(handle.clone(), strides.into(), shape.into()) };
+        let map = TensorMapArg::new(TiledArgs { tile_size: [1, 1, rows as usize, ROW_BYTES].into() }, bytes, dtype)
+            .with_swizzle(TensorMapSwizzle::B128)
+            .with_prefetch(TensorMapPrefetch::B256);
+        without_shape(map, &handle)
     }
 
     pub(super) fn geometry<R: Runtime>(&self) -> HeadsGeometryLaunch<R> {
@@ -346,17 +376,22 @@ impl Scores {
         Span { first, end }
     }
 
-    /// Class of the `rows` rows of a query head's item and the column tile of `col`.
-    pub(super) fn class(&self, place: &Item, col: u32, #[comptime] rows: u32, #[comptime] of_keys: bool) -> u32 {
+    /// Class of the rows of a query head's item and the columns from `col` on. `size` is the number
+    /// of rows and of columns.
+    pub(super) fn class(&self, place: &Item, col: u32, #[comptime] size: [u32; 2], #[comptime] of_keys: bool) -> u32 {
         #[comptime]
         match &self.classes {
             ComptimeOption::Some(classes) => {
-                let last = if comptime!(of_keys) { self.keys - 1 } else { self.queries - 1 };
+                let (rows, cols) =
+                    if comptime!(of_keys) { (self.keys, self.queries) } else { (self.queries, self.keys) };
                 let first = self.class_index(place, place.row0, col, of_keys);
                 let mut class = classes[first as usize];
+                let [down, across] = comptime!(size.map(|size| size.div_ceil(TILE)));
                 #[unroll]
-                for tile in 1..comptime!(rows / TILE) {
-                    let index = self.class_index(place, min(place.row0 + tile * TILE, last), col, of_keys);
+                for tile in 1..comptime!(down * across) {
+                    let row = min(place.row0 + comptime!(tile / across * TILE), rows - 1);
+                    let col = min(col + comptime!(tile % across * TILE), cols - 1);
+                    let index = self.class_index(place, row, col, of_keys);
                     class = select(class == classes[index as usize], class, CLASS_MIXED);
                 }
                 class

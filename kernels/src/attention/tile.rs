@@ -135,7 +135,7 @@ fn attention_tile<O: Float, N: Size>(
         let at_cols = operands.of_cols(item.batch, col_head);
         let mut col0 = span.first;
         while col0 < span.end {
-            let class = scores.class(&place, col0, TILE, of_keys);
+            let class = scores.class(&place, col0, comptime!([TILE; 2]), of_keys);
             if class != CLASS_HIDDEN {
                 let mut tile = products(rows, &at_rows.first, item.row0, cols, &at_cols.first, col0, &mut shared, plan);
                 let (first, second) = (&at_cols.first, &at_cols.second);

@@ -40,7 +40,7 @@ pub struct AttentionCase {
     /// Whether q, k, v and dy are views of `[B, positions, heads, width]`.
     pub strided: bool,
     /// As in [`AttentionInputs`].
-    pub tensor_cores: bool,
+    pub kernel: AttentionKernel,
 }
 
 /// dtype of a mask with a bool per byte.
@@ -78,8 +78,8 @@ impl AttentionCase {
     /// Causal, with nothing else.
     pub const fn causal(heads: [usize; 3], positions: [usize; 2], widths: [usize; 2], dtype: StorageType) -> Self {
         let (softcap, mask, bias, documents, strided) = (None, None, None, false, false);
-        let (causal, tensor_cores) = (true, true);
-        Self { heads, positions, widths, dtype, causal, softcap, mask, bias, documents, strided, tensor_cores }
+        let (causal, kernel) = (true, AttentionKernel::Wgmma);
+        Self { heads, positions, widths, dtype, causal, softcap, mask, bias, documents, strided, kernel }
     }
 
     /// Shapes of q, k, v and dy.
@@ -165,8 +165,8 @@ impl AttentionCase {
             rounding: ElementType::of(dtype)?.rounding(),
         });
         let (bias, softcap) = (bias.map(|(view, _)| view), self.softcap);
-        let Self { causal, tensor_cores, .. } = *self;
-        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, tensor_cores };
+        let Self { causal, kernel, .. } = *self;
+        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, kernel };
         let output = attention_forward(client, &inputs)?;
         let [_, heads, _, width] = grad.shape;
         let strides = [heads * queries * width, width, heads * width, 1];
@@ -206,8 +206,14 @@ impl AttentionVariant {
     fn case(&self) -> AttentionCase {
         let config = self.config;
         let kind = |kind| if kind == Kind::Byte { MASK_BYTES } else { MASK_WORDS };
+        // Cubes of `wgmma` have up to 128 rows and columns, and two stages, or three of heads of 64.
         // Cubes of `mma` have up to 128 rows and 64 columns.
-        let positions = if self.kernel == AttentionKernel::Mma { 200 } else { 90 };
+        let positions = match self.kernel {
+            AttentionKernel::Wgmma if config.slices == [1; 2] => 400,
+            AttentionKernel::Wgmma => 300,
+            AttentionKernel::Mma => 200,
+            AttentionKernel::Tiles => 90,
+        };
         // An odd width has no vector loads.
         let widths = config.slices.map(|slices| 64 * slices as usize - usize::from(config.words == 1));
         // Two parts. One query sees every key.
@@ -218,7 +224,7 @@ impl AttentionVariant {
             mask: config.mask.map(|mask| ([true, false, false, false], kind(mask))),
             bias: config.bias.map(|_| [true, false, false, false]),
             documents: config.documents,
-            tensor_cores: self.kernel == AttentionKernel::Mma,
+            kernel: self.kernel,
             ..AttentionCase::causal([1, 4, 2], positions, widths, config.element_type.storage())
         }
     }

@@ -12,7 +12,7 @@ mod hopper;
 mod mma;
 mod problem;
 mod schedule;
-mod tma;
+pub(crate) mod tma;
 mod variant;
 
 use core::fmt;

@@ -42,6 +42,9 @@ ptx! {
     /// Barrier `id` of the block's 16, for `threads` threads that all use it. `sync_cube` uses 0.
     pub(crate) fn named_barrier(id: u32, #[comptime] threads: u32) { "barrier.cta.sync {id}, {threads};\n" }
 
+    /// Arrives at a [`named_barrier`] without waiting.
+    pub(crate) fn named_barrier_arrive(id: u32, #[comptime] threads: u32) { "barrier.cta.arrive {id}, {threads};\n" }
+
     /// Synchronizes all threads of the cluster.
     pub(crate) fn cluster_sync() {
         "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n"

@@ -18,6 +18,10 @@ pub(crate) fn shared_address(memory: &SharedMemory<u32>) -> u32 {
 }
 
 ptx! {
+    /// The same address, from which the compiler derives nothing earlier. In a loop it would
+    /// otherwise keep each address that it derives in registers.
+    pub(crate) fn fresh_address(address: u32) -> u32 { "mov.b32 {out}, {address};\n" }
+
     /// Word of shared memory at a multiple of 4.
     pub(crate) fn load_shared(address: u32) -> f32 { "ld.shared.f32 {out}, [{address}];\n" }
 

@@ -1,4 +1,4 @@
-//! Copies between device memory and shared memory (TMA): two-dimensional tensors, and bytes.
+//! Copies between device memory and shared memory (TMA): boxes of tensors, and bytes.
 
 use cubecl::ir::Variable;
 use cubecl::prelude::*;
@@ -49,10 +49,37 @@ pub(crate) fn tma_load<T: CubePrimitive>(
     })
 }
 
-/// Starts to load `bytes` from word `index` of `from` to `shared`, all multiples of 16 bytes. They
+/// Starts to load the map's box at column `x`, row `y`, head `z` and batch `w` to `shared`, as
+/// [`tma_load`].
+#[cube]
+pub(crate) fn tma_load_head<T: CubePrimitive>(
+    map: &TensorMap<T, Tiled>,
+    shared: u32,
+    barrier: u32,
+    x: u32,
+    y: u32,
+    z: u32,
+    w: u32,
+) {
+    intrinsic!(|scope| {
+        let mut inputs = vec![input(scope, *shared.expand), address(&map.expand)];
+        inputs.extend([x, y, z, w, barrier].map(|value| input(scope, *value.expand)));
+        let template = "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
+                        [%0], [%1, {%2, %3, %4, %5}], [%6];\n";
+        asm(scope, template, &[], &inputs);
+    })
+}
+
+/// Starts to load `bytes` from element `index` of `from` to `shared`, all multiples of 16 bytes. They
 /// count at `barrier`.
 #[cube]
-pub(crate) fn bulk_load(from: &Array<u32>, index: u32, shared: u32, barrier: u32, #[comptime] bytes: u32) {
+pub(crate) fn bulk_load<T: CubePrimitive>(
+    from: &Array<T>,
+    index: u32,
+    shared: u32,
+    barrier: u32,
+    #[comptime] bytes: u32,
+) {
     intrinsic!(|scope| {
         let from = element_address(scope, &from.expand, *index.expand);
         let inputs = [input(scope, *shared.expand), from, input(scope, *barrier.expand)];

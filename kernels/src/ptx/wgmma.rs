@@ -1,5 +1,5 @@
-//! Matrix products of a warpgroup (`wgmma`): FP8, bf16 or f16 operands in shared memory, f32
-//! accumulators in registers.
+//! Matrix products of a warpgroup (`wgmma`): FP8, bf16 or f16 operands in shared memory, or A in
+//! registers, and f32 accumulators in registers.
 //!
 //! Position of a thread's accumulator `i` in a product 64 by N, with `w` the warp in the group and
 //! `l` the lane:
@@ -61,6 +61,45 @@ pub(crate) fn wgmma_wait(acc: &mut Array<f32>, #[comptime] n: u32, #[comptime] p
     })
 }
 
+/// Accumulators of two products, and words of A, as operands.
+fn registers(acc: [&Variable; 2], words: &Variable, [n, second_n, count]: [u32; 3]) -> Vec<Operand> {
+    let mut all = accumulators(acc[0], n);
+    all.extend(accumulators(acc[1], second_n));
+    all.extend(elements("+r", words, 0..count));
+    all
+}
+
+/// [`wgmma_fence`] for accumulators of two products, and for words of A. `counts` are the widths of
+/// the products, each possibly 0, and the number of words.
+#[cube]
+pub(crate) fn wgmma_fence_all(
+    acc: &mut Array<f32>,
+    second: &mut Array<f32>,
+    words: &mut Array<u32>,
+    #[comptime] counts: [u32; 3],
+) {
+    intrinsic!(|scope| {
+        let registers = registers([&acc.expand, &second.expand], &words.expand, counts);
+        asm(scope, "wgmma.fence.sync.aligned;\n", &registers, &[]);
+    })
+}
+
+/// Waits until all but the last `pending` groups of products are done, with the arguments of
+/// [`wgmma_fence_all`].
+#[cube]
+pub(crate) fn wgmma_wait_all(
+    acc: &mut Array<f32>,
+    second: &mut Array<f32>,
+    words: &mut Array<u32>,
+    #[comptime] counts: [u32; 3],
+    #[comptime] pending: u32,
+) {
+    intrinsic!(|scope| {
+        let registers = registers([&acc.expand, &second.expand], &words.expand, counts);
+        asm(scope, &format!("wgmma.wait_group.sync.aligned {pending};\n"), &registers, &[]);
+    })
+}
+
 /// Axis along which the elements of an operand are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Major {
@@ -100,6 +139,34 @@ pub(crate) fn wgmma(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] 
             count + 2,
             places(count),
             count + 1,
+        );
+        asm(scope, &template, &accumulators(&acc.expand, n), &inputs);
+    })
+}
+
+/// `acc [64, n] += A [64, 16] · B [n, 16]ᵀ` for f16 or bf16. Four words from `first` on have the
+/// elements of A that are rounded accumulators of a product, in their order. Rows of B are
+/// contiguous.
+#[cube]
+pub(crate) fn wgmma_from_registers(
+    acc: &mut Array<f32>,
+    words: &Array<u32>,
+    #[comptime] first: u32,
+    b: u64,
+    #[comptime] n: u32,
+    #[comptime] bf16: bool,
+) {
+    intrinsic!(|scope| {
+        let (count, ty) = (n / 2, if bf16 { "bf16" } else { "f16" });
+        let mut inputs = elements("r", &words.expand, first..first + 4);
+        inputs.extend([input(scope, *b.expand), ("r", "1".to_string())]);
+        let a = (count..count + 4).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+        let template = format!(
+            "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\
+             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {{{}}}, {{{a}}}, %{}, add, 1, 1, 1;\n}}\n",
+            count + 5,
+            places(count),
+            count + 4,
         );
         asm(scope, &template, &accumulators(&acc.expand, n), &inputs);
     })

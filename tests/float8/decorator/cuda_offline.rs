@@ -329,7 +329,7 @@ fn launches_of_attention() {
         assert_eq!(forward.burn_uploads, 0, "{:?}", forward.names);
         for (launched, count) in [(forward, [1, 0]), (backward, [2, 1])] {
             let names = &launched.names;
-            let counts = ["attention_mma", "stats_of_rows"].map(|name| launched.count(name));
+            let counts = ["attention_hopper", "stats_of_rows"].map(|name| launched.count(name));
             assert_eq!((counts, launched.count("classify")), (count, classes), "{names:?}");
             assert_eq!(launched.uploads, 0, "{names:?}");
         }

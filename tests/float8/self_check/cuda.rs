@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use burn::backend::Flex;
-use burn::tensor::TensorData;
 use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{DType, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_float8::backend::Float8Backend;
 use burn_float8::{Float8Config, Float8Error, Monitor, Recipe, Report, nn, report};
@@ -231,6 +231,32 @@ fn wrong_fused_kernels_end_in_burns_operations() {
         assert!(calls.iter().any(|call| call.starts_with(kernel)), "{calls:?}");
     }
     assert!(!calls.iter().any(|call| call.contains("Rotary")), "{calls:?}");
+}
+
+/// Attention in bf16 and a gradient through it.
+fn attended<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
+    let q = crate::tensor::<B, 4>(1, [1, 2, 100, 64], device).require_grad();
+    let half = q.clone().cast(DType::BF16);
+    let y = nn::attention(half.clone(), half.clone(), half, None, AttentionModuleOptions::default());
+    let y = y.cast(DType::F32);
+    let grads = y.clone().powf_scalar(2.0).sum().backward();
+    let values = |data: TensorData| data.to_vec::<f32>().expect("f32");
+    [y.inner().into_data(), q.grad(&grads).expect("tracked").into_data()].map(values).concat()
+}
+
+/// Attention on warpgroups with its second operand read in the wrong order leaves the work to
+/// `mma.sync`.
+#[test]
+fn wrong_attention_on_warpgroups_leaves_it_to_mma() {
+    let fault = Fault::Edit("add, 1, 1, 1;", "add, 1, 1, 0;");
+    let Some((_running, device)) = device(30, [("attention_hopper", fault)]) else { return };
+    let layer = layer::<Offline>(&Float8Config::tensorwise(), &device).expect("the device computes");
+    let got = attended::<Offline>(&device);
+    assert!(relative_error(&got, &attended::<Flex>(&Default::default())) < 1e-2);
+    let report = report(&layer);
+    let calls: Vec<_> = report.self_check.failures.iter().map(|failure| &failure.call).collect();
+    assert!(calls.iter().any(|call| call.starts_with("attention by wgmma of")), "{calls:?}");
+    assert!(!calls.iter().any(|call| call.contains("by mma")), "{calls:?}");
 }
 
 /// Few rows have their own kernel. A wrong one leaves them to tensor cores, and does not affect

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 use float8_kernels::attention::{
-    AttentionInputs, AttentionOutput, HeadsView, attention_forward, has_attention, has_attention_mma,
+    AttentionInputs, AttentionKernel, AttentionOutput, HeadsView, attention_forward, has_attention,
 };
 use float8_kernels::check::{AttentionCase, Flaw, MASK_BYTES, MASK_WORDS};
 use float8_kernels::supports;
@@ -64,12 +64,18 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     let large = AttentionCase::causal([1, 8, 2], [1024, 1024], [256, 256], F32);
     for (name, case) in all.sizes(&cases(), &[("large", large)]) {
         for dtype in DTYPES {
-            // Tensor cores take rows of whole 16 bytes in 16 bits.
+            // Tensor cores take rows of whole 16 bytes in 16 bits, and warpgroups several tiles.
             let takes_mma = dtype != F32 && case.widths.iter().all(|width| width % 8 == 0);
-            for (kernel, tensor_cores) in [("tiles", false), ("mma", true)] {
-                if !tensor_cores || takes_mma && has_attention_mma(all.client) {
-                    let case = AttentionCase { dtype, tensor_cores, ..case };
-                    all.add(format!("attention {name} {dtype} {kernel}"), |client| check(client, case));
+            let takes_wgmma = takes_mma && case.bias.is_none() && case.positions[0] > 64 && case.widths[0] <= 128;
+            for kernel in AttentionKernel::ALL {
+                let takes = match kernel {
+                    AttentionKernel::Wgmma => takes_wgmma,
+                    AttentionKernel::Mma => takes_mma,
+                    AttentionKernel::Tiles => true,
+                };
+                if takes && kernel.runs_on(all.client) {
+                    let case = AttentionCase { dtype, kernel, ..case };
+                    all.add(format!("attention {name} {dtype} {}", kernel.name()), |client| check(client, case));
                 }
             }
         }
@@ -92,8 +98,8 @@ fn parts_are_the_whole<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Fai
         (query.shape[2], query.strides[2]) = (copies, 0);
         let (key, value) = (view(2, 2, keys), view(3, 2, keys));
         let (mask, bias, documents, softcap) = (None, None, None, None);
-        let (scale, causal, tensor_cores) = (0.2, false, false);
-        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, tensor_cores };
+        let (scale, causal, kernel) = (0.2, false, AttentionKernel::Tiles);
+        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, kernel };
         let AttentionOutput { y, lse } = attention_forward(client, &inputs)?;
         // y is `[T, H, e]` and lse `[H, T]`, of the first copy.
         let (y, lse) = (read_f32(client, y)?, read_f32(client, lse)?);

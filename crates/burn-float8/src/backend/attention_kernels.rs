@@ -12,8 +12,8 @@ use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use float8_kernels::KernelError;
 use float8_kernels::attention::{
-    AttentionInputs, AttentionOutput, HeadsView, attention_backward, attention_forward, has_attention,
-    has_attention_mma, prefers_attention,
+    AttentionInputs, AttentionKernel, AttentionOutput, HeadsView, attention_backward, attention_forward, has_attention,
+    prefers_attention,
 };
 
 use super::attention::{self, Attention, scale};
@@ -23,21 +23,21 @@ use super::{Float8Backend, FusedBackward, self_check};
 /// Implementation that `FLOAT8_ATTENTION` requests.
 static REQUESTED: LazyLock<Option<&'static str>> = LazyLock::new(|| {
     let value = std::env::var("FLOAT8_ATTENTION").ok().filter(|value| !value.is_empty())?;
-    let requested = ["mma", "tiles", "blocks"].into_iter().find(|name| *name == value);
+    let requested =
+        AttentionKernel::ALL.map(AttentionKernel::name).into_iter().chain(["blocks"]).find(|name| *name == value);
     if requested.is_none() {
-        log::warn!("FLOAT8_ATTENTION is {value:?}: expected mma, tiles or blocks; ignored");
+        log::warn!("FLOAT8_ATTENTION is {value:?}: expected wgmma, mma, tiles or blocks; ignored");
     }
     requested
 });
 
 /// Fastest implementation that this device may use. Fixed for a process.
 pub(super) fn path<R: CubeRuntime>(client: &ComputeClient<R>) -> &'static str {
-    let default = if prefers_attention(client) { "mma" } else { "blocks" };
-    match REQUESTED.unwrap_or(default) {
-        _ if !has_attention(client) => "blocks",
-        "mma" if !has_attention_mma(client) => "tiles",
-        requested => requested,
-    }
+    let default = if prefers_attention(client) { "wgmma" } else { "blocks" };
+    let requested = REQUESTED.unwrap_or(default);
+    let mut kernels = AttentionKernel::ALL.into_iter().skip_while(|kernel| kernel.name() != requested);
+    let kernel = kernels.find(|kernel| has_attention(client) && kernel.runs_on(client));
+    kernel.map_or("blocks", AttentionKernel::name)
 }
 
 /// y and the logarithms of the sums of exponentials, or the gradients. None where Burn's operations
@@ -53,7 +53,8 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
     if !facts.has_attention_kernel(inputs[0].dtype, [query[3], value[3]]) {
         return None;
     }
-    let arguments = arguments(attention, inputs, facts.attention == "mma");
+    let kernel = AttentionKernel::ALL.into_iter().find(|kernel| kernel.name() == facts.attention)?;
+    let arguments = arguments(attention, inputs, kernel);
     let check = |dy: Option<&HeadsView>| self_check::of(client, device.to_id()).attention(client, &arguments, dy);
     let on_device = |handle, shape: [usize; 4]| tensor(client, device, handle, shape, inputs[0].dtype);
     match backward {
@@ -102,7 +103,7 @@ fn expect_disabled(error: &KernelError) {
 fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     attention: &Attention<CubeBackend<R, F, I, BT>>,
     [query, key, value]: [&CubeTensor<R>; 3],
-    tensor_cores: bool,
+    kernel: AttentionKernel,
 ) -> AttentionInputs {
     let Attention { mask, bias, documents, options } = attention;
     AttentionInputs {
@@ -118,7 +119,7 @@ fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         scale: scale(&query.shape(), options) as f32,
         softcap: options.softcap.map(|softcap| softcap as f32),
         causal: options.is_causal,
-        tensor_cores,
+        kernel,
     }
 }
 

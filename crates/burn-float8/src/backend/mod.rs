@@ -151,9 +151,10 @@ pub struct DeviceFacts {
     /// Maximum number of rows for which a GEMM without groups is batch-invariant: each row of `a`
     /// has the same bits as if computed separately. Requires per-row scales. 1 if not guaranteed.
     pub independent_rows: usize,
-    /// Fastest algorithm of [`Fused::Attention`]: `mma`, a kernel on tensor cores for f16 and bf16;
-    /// `tiles` of queries and keys in a kernel, which take what `mma` does not; or `blocks` of
-    /// queries by Burn's matmuls. On a GPU, the variable `FLOAT8_ATTENTION` requests one.
+    /// Fastest algorithm of [`Fused::Attention`]: `wgmma` or `mma`, kernels on tensor cores for f16
+    /// and bf16; `tiles` of queries and keys in a kernel; or `blocks` of queries by Burn's matmuls.
+    /// The next one takes what a kernel does not. On a GPU, the variable `FLOAT8_ATTENTION` requests
+    /// one.
     pub attention: &'static str,
     /// GEMM device of the kernels. None on the host.
     pub gemm: Option<GemmDevice>,
@@ -181,7 +182,7 @@ impl DeviceFacts {
 
     /// Algorithm of attention in this dtype.
     pub fn attention_of(&self, dtype: DType) -> &'static str {
-        if self.attention == "mma" && dtype == DType::F32 { "tiles" } else { self.attention }
+        if dtype == DType::F32 && self.attention != "blocks" { "tiles" } else { self.attention }
     }
 
     /// Current path of a GEMM. `rows` are the output's, or `None` with groups. The path changes

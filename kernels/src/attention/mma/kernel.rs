@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::lanes::{Lanes, Softmax, Step, accumulate, products, zeros};
+use super::lanes::{Lanes, Softmax, Step, accumulate, products, rescale, zeros};
 use super::{Plan, ROW};
 use crate::attention::launch::{Operands, Place, Role, Sides};
 use crate::attention::problem::{CLASS_HIDDEN, Item, Scores, Span};
@@ -84,7 +84,7 @@ pub(super) fn attention_mma(
             if next < span.end {
                 copy_cols(cols, second_cols, &at_cols, stages + stage * comptime!(plan.stage()), next, plan);
             }
-            let step = Step { item: place, col0, class: scores.class(&place, col0, comptime!(plan.rows()), of_keys) };
+            let step = Step::new(scores, &place, col0, plan);
             let mut weights = products(start, first, &lanes, slices, plan);
             let mut slopes = products(
                 second_start,
@@ -96,7 +96,8 @@ pub(super) fn attention_mma(
             let stats = if comptime!(of_keys) { &col_stats } else { &row_stats };
             lanes.score(&mut weights, &mut slopes, stats, scores, &step, plan);
             if comptime!(plan.role.is_forward()) {
-                softmax.weigh(&mut weights, &mut weighted, plan);
+                let factors = softmax.weigh(&mut weights, plan);
+                rescale(&mut weighted, &factors, plan);
             }
             if comptime!(plan.role.sums_slopes()) {
                 accumulate(&slopes, first, &lanes, &mut sloped, slices, plan);
@@ -109,48 +110,25 @@ pub(super) fn attention_mma(
     }
     // No copies may be in flight when the block ends.
     wait_copies(0u32);
-    let mut factors = Array::<f32>::new(comptime!(plan.lane_rows() as usize));
-    #[unroll]
-    for r in 0..comptime!(plan.lane_rows()) {
-        factors[r as usize] = 1.0f32;
-        #[comptime]
-        if let ComptimeOption::Some(lse) = &mut *lse {
-            let total = softmax.total(r);
-            factors[r as usize] = select(total == 0.0, 0.0f32, 1.0f32 / total);
-            let query = lanes.row + comptime!(8 * r);
-            if lanes.col == 0 && query < scores.queries {
-                let at = (results.batch * scores.heads + results.head) * scores.queries + query;
-                lse[at as usize] = select(total == 0.0, HIDDEN, softmax.maxima[r as usize] + total.ln());
-            }
-        }
-    }
-    #[comptime]
-    if let ComptimeOption::Some(out) = of_weights {
-        let width = operands.second_cols.width();
-        let place = Place::of(&results, scores, width, comptime!(plan.role));
-        store(&weighted, &factors, out, &place, &lanes, at_rows.first.rows, width, second_slices, plan);
-    }
-    #[comptime]
-    if let ComptimeOption::Some(out) = of_slopes {
-        #[unroll]
-        for r in 0..comptime!(plan.lane_rows()) {
-            factors[r as usize] = scores.scale;
-        }
-        let width = operands.cols.width();
-        let place = Place::of(&results, scores, width, comptime!(plan.role));
-        store(&sloped, &factors, out, &place, &lanes, at_rows.first.rows, width, slices, plan);
-    }
+    let sums = Sums { weighted, sloped };
+    store_results(&sums, &softmax, &results, &lanes, operands, scores, of_weights, of_slopes, lse, plan);
 }
 
 /// First column of a step from `col` on that is not hidden for all rows, or one past the end.
 #[cube]
-fn visible(scores: &Scores, place: &Item, col: u32, span: &Span, #[comptime] plan: Plan) -> u32 {
+pub(in crate::attention) fn visible(
+    scores: &Scores,
+    place: &Item,
+    col: u32,
+    span: &Span,
+    #[comptime] plan: Plan,
+) -> u32 {
     let mut first = col;
     if comptime!(scores.config.has_classes()) {
-        let (rows, of_keys) = comptime!((plan.rows(), plan.role.rows_are_keys()));
+        let (size, of_keys) = comptime!(([plan.rows(), plan.cols], plan.role.rows_are_keys()));
         let mut searches = first < span.end;
         while searches {
-            searches = scores.class(place, first, rows, of_keys) == CLASS_HIDDEN;
+            searches = scores.class(place, first, size, of_keys) == CLASS_HIDDEN;
             if searches {
                 first += comptime!(plan.cols);
                 searches = first < span.end;
@@ -195,6 +173,61 @@ fn copy_cols(first: &Array<u32>, second: &Array<u32>, at: &Sides, to: u32, col0:
     let to = to + comptime!(plan.cols * ROW * slices);
     copy_tile(second, &at.second, to, col0, comptime!(plan.cols), second_slices, plan);
     commit_copies();
+}
+
+/// Sums of weights, or of slopes, times columns.
+#[derive(CubeType)]
+pub(in crate::attention) struct Sums {
+    pub(in crate::attention) weighted: Array<f32>,
+    pub(in crate::attention) sloped: Array<f32>,
+}
+
+/// Stores the results of an item.
+#[cube]
+pub(in crate::attention) fn store_results(
+    sums: &Sums,
+    softmax: &Softmax,
+    item: &Item,
+    lanes: &Lanes,
+    operands: &Operands,
+    scores: &Scores,
+    of_weights: &mut ComptimeOption<Array<u32>>,
+    of_slopes: &mut ComptimeOption<Array<u32>>,
+    lse: &mut ComptimeOption<Array<f32>>,
+    #[comptime] plan: Plan,
+) {
+    let rows = if comptime!(plan.role.rows_are_keys()) { scores.keys } else { scores.queries };
+    let mut factors = Array::<f32>::new(comptime!(plan.lane_rows() as usize));
+    #[unroll]
+    for r in 0..comptime!(plan.lane_rows()) {
+        factors[r as usize] = 1.0f32;
+        #[comptime]
+        if let ComptimeOption::Some(lse) = &mut *lse {
+            let total = softmax.total(r);
+            factors[r as usize] = select(total == 0.0, 0.0f32, 1.0f32 / total);
+            let query = lanes.row + comptime!(8 * r);
+            if lanes.col == 0 && query < scores.queries {
+                let at = (item.batch * scores.heads + item.head) * scores.queries + query;
+                lse[at as usize] = select(total == 0.0, HIDDEN, softmax.maxima[r as usize] + total.ln());
+            }
+        }
+    }
+    #[comptime]
+    if let ComptimeOption::Some(out) = of_weights {
+        let width = operands.second_cols.width();
+        let place = Place::of(item, scores, width, comptime!(plan.role));
+        store(&sums.weighted, &factors, out, &place, lanes, rows, width, comptime!(plan.slices[1]), plan);
+    }
+    #[comptime]
+    if let ComptimeOption::Some(out) = of_slopes {
+        #[unroll]
+        for r in 0..comptime!(plan.lane_rows()) {
+            factors[r as usize] = scores.scale;
+        }
+        let width = operands.cols.width();
+        let place = Place::of(item, scores, width, comptime!(plan.role));
+        store(&sums.sloped, &factors, out, &place, lanes, rows, width, comptime!(plan.slices[0]), plan);
+    }
 }
 
 /// Stores the lane's sums, each row times its factor.

@@ -8,6 +8,7 @@ use crate::attention::problem::{Item, Scores};
 use crate::attention::{HIDDEN, NOTHING, TILE};
 use crate::ptx::cvt::exp2_approx;
 use crate::ptx::mma::{load_matrices, load_matrices_transposed, mma_half};
+use crate::ptx::shared::load_shared_words;
 use crate::ptx::wgmma::pack_half;
 
 const LOG2E: f32 = core::f32::consts::LOG2_E;
@@ -21,7 +22,7 @@ enum Fold {
 
 /// `count` zeros.
 #[cube]
-pub(super) fn zeros(#[comptime] count: u32) -> Array<f32> {
+pub(in crate::attention) fn zeros(#[comptime] count: u32) -> Array<f32> {
     let mut zeros = Array::<f32>::new(comptime!(count as usize));
     #[unroll]
     for i in 0..count {
@@ -32,12 +33,12 @@ pub(super) fn zeros(#[comptime] count: u32) -> Array<f32> {
 
 /// Place of a lane.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Lanes {
+pub(in crate::attention) struct Lanes {
     /// First row of the warp.
     warp_row: u32,
     /// First row and column of the lane's scores.
-    pub(super) row: u32,
-    pub(super) col: u32,
+    pub(in crate::attention) row: u32,
+    pub(in crate::attention) col: u32,
     /// Byte offset of the warp's rows.
     warp: u32,
     /// Byte offset of the lane's row of fragments: 16 rows by two pieces, lanes down the rows.
@@ -48,16 +49,75 @@ pub(super) struct Lanes {
 
 /// Columns of a step.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Step {
-    pub(super) item: Item,
-    pub(super) col0: u32,
-    pub(super) class: u32,
+pub(in crate::attention) struct Step {
+    pub(in crate::attention) item: Item,
+    pub(in crate::attention) col0: u32,
+    pub(in crate::attention) class: u32,
+}
+
+/// Statistics of the queries of a lane's scores, lse in bits: of all, or none.
+#[derive(CubeType)]
+pub(in crate::attention) struct Stats {
+    held: Sequence<Stat>,
+    /// Address of the lane's first lse, if columns are queries whose statistics are in shared
+    /// memory. All δ follow all lse.
+    shared: u32,
+    #[cube(comptime)]
+    in_shared: bool,
+}
+
+#[cube]
+impl Stats {
+    /// Statistics in shared memory, of the columns of a step.
+    pub(in crate::attention) fn in_shared(first: u32, lanes: &Lanes) -> Stats {
+        Stats { held: Sequence::<Stat>::new(), shared: first + 4 * lanes.col, in_shared: true }
+    }
+
+    /// No statistics, for forward.
+    pub(in crate::attention) fn none() -> Stats {
+        Stats { held: Sequence::<Stat>::new(), shared: 0u32.runtime(), in_shared: false }
+    }
+
+    /// lse, or δ, of score `i`. `pair` holds both columns of a lane in a tile of eight.
+    fn value(
+        &self,
+        pair: &mut Array<f32>,
+        #[comptime] i: u32,
+        #[comptime] is_lse: bool,
+        #[comptime] plan: Plan,
+    ) -> f32 {
+        if comptime!(self.in_shared) {
+            if comptime!(i.is_multiple_of(4)) {
+                load_shared_words(
+                    pair,
+                    0u32,
+                    self.shared,
+                    comptime!(8 * i + if is_lse { 0 } else { 4 * plan.cols }),
+                    2u32,
+                );
+            }
+            let value = pair[comptime!((i % 2) as usize)];
+            if comptime!(is_lse) { value * LOG2E } else { value }
+        } else {
+            let stat = self.held.index(comptime!(plan.stat(i)));
+            if comptime!(is_lse) { stat.lse } else { stat.delta }
+        }
+    }
+}
+
+#[cube]
+impl Step {
+    /// Columns of an item's step from `col0` on.
+    pub(in crate::attention) fn new(scores: &Scores, item: &Item, col0: u32, #[comptime] plan: Plan) -> Step {
+        let size = comptime!([plan.rows(), plan.cols]);
+        Step { item: *item, col0, class: scores.class(item, col0, size, comptime!(plan.role.rows_are_keys())) }
+    }
 }
 
 #[cube]
 impl Lanes {
-    pub(super) fn new(row0: u32, #[comptime] plan: Plan) -> Lanes {
-        let (lane, warp) = (UNIT_POS % 32, UNIT_POS / 32 * comptime!(16 * plan.products));
+    pub(in crate::attention) fn new(row0: u32, #[comptime] plan: Plan) -> Lanes {
+        let (lane, warp) = (UNIT_POS % 32, UNIT_POS / 32 % plan.warps * comptime!(16 * plan.products));
         let swizzle = lane % 8;
         Lanes {
             warp_row: row0 + warp,
@@ -69,8 +129,8 @@ impl Lanes {
         }
     }
 
-    /// Statistics of the queries of the lane's scores, or none. lse in bits.
-    pub(super) fn stats(
+    /// Statistics from device memory, or none.
+    pub(in crate::attention) fn stats(
         &self,
         operands: &Operands,
         scores: &Scores,
@@ -78,7 +138,7 @@ impl Lanes {
         col0: u32,
         #[comptime] wanted: bool,
         #[comptime] plan: Plan,
-    ) -> Sequence<Stat> {
+    ) -> Stats {
         let mut stats = Sequence::<Stat>::new();
         if comptime!(wanted) {
             #[unroll]
@@ -92,21 +152,22 @@ impl Lanes {
                 stats.push(Stat { lse: stat.lse * LOG2E, delta: stat.delta });
             }
         }
-        stats
+        Stats { held: stats, shared: 0u32.runtime(), in_shared: false }
     }
 
     /// Replaces products by scores, and for backward by weights, and the products of dy by slopes.
-    pub(super) fn score(
+    pub(in crate::attention) fn score(
         &self,
         weights: &mut Array<f32>,
         slopes: &mut Array<f32>,
-        stats: &Sequence<Stat>,
+        stats: &Stats,
         scores: &Scores,
         step: &Step,
         #[comptime] plan: Plan,
     ) {
         let of_keys = comptime!(plan.role.rows_are_keys());
         let (row, col) = (self.row, step.col0 + self.col);
+        let mut pair = Array::<f32>::new(2usize);
         #[unroll]
         for i in 0..comptime!(plan.scores()) {
             let [down, across] = comptime!(plan.place(i));
@@ -114,7 +175,7 @@ impl Lanes {
             let score = scores.score(weights[i as usize], &step.item, query, key);
             weights[i as usize] = score.value;
             if comptime!(plan.role.sums_slopes()) {
-                let delta = stats.index(comptime!(plan.stat(i))).delta;
+                let delta = stats.value(&mut pair, i, false, plan);
                 slopes[i as usize] = (slopes[i as usize] - delta) * score.slope;
             }
         }
@@ -134,7 +195,7 @@ impl Lanes {
         if comptime!(!plan.role.is_forward()) {
             #[unroll]
             for i in 0..comptime!(plan.scores()) {
-                let lse = stats.index(comptime!(plan.stat(i))).lse;
+                let lse = stats.value(&mut pair, i, true, plan);
                 let weight = exp2_approx(fma(weights[i as usize], LOG2E, -lse));
                 weights[i as usize] = weight;
                 if comptime!(plan.role.sums_slopes()) {
@@ -147,14 +208,14 @@ impl Lanes {
 
 /// Largest score, and sum of the weights of the lane's columns, of each of the lane's rows.
 #[derive(CubeType)]
-pub(super) struct Softmax {
-    pub(super) maxima: Array<f32>,
+pub(in crate::attention) struct Softmax {
+    pub(in crate::attention) maxima: Array<f32>,
     totals: Array<f32>,
 }
 
 #[cube]
 impl Softmax {
-    pub(super) fn new(#[comptime] plan: Plan) -> Softmax {
+    pub(in crate::attention) fn new(#[comptime] plan: Plan) -> Softmax {
         let mut maxima = zeros(comptime!(plan.lane_rows()));
         #[unroll]
         for r in 0..comptime!(plan.lane_rows()) {
@@ -164,18 +225,18 @@ impl Softmax {
     }
 
     /// Sum of the weights of one of the lane's rows.
-    pub(super) fn total(&self, #[comptime] row: u32) -> f32 {
+    pub(in crate::attention) fn total(&self, #[comptime] row: u32) -> f32 {
         over_row(self.totals[row as usize], Fold::Sum)
     }
 
     /// Replaces scores by the weights of forward, with the largest score of each row so far as
-    /// maximum. Multiplies the sums by the factors of new maxima.
-    pub(super) fn weigh(&mut self, weights: &mut Array<f32>, sums: &mut Array<f32>, #[comptime] plan: Plan) {
-        let (tiles, sum_tiles) = comptime!((plan.cols / 8, plan.slices[1] * TILE / 8));
+    /// maximum. Returns each row's factor of earlier weights.
+    pub(in crate::attention) fn weigh(&mut self, weights: &mut Array<f32>, #[comptime] plan: Plan) -> Array<f32> {
+        let tiles = comptime!(plan.cols / 8);
+        let mut factors = Array::<f32>::new(comptime!(plan.lane_rows() as usize));
         #[unroll]
         for r in 0..comptime!(plan.lane_rows()) {
-            let (first, first_sum) =
-                comptime!((4 * tiles * (r / 2) + 2 * (r % 2), 4 * sum_tiles * (r / 2) + 2 * (r % 2)));
+            let first = comptime!(4 * tiles * (r / 2) + 2 * (r % 2));
             let old = self.maxima[r as usize];
             let mut largest = old;
             #[unroll]
@@ -195,10 +256,22 @@ impl Softmax {
                 weights[at] = weight;
             }
             self.totals[r as usize] = total;
-            #[unroll]
-            for i in 0..comptime!(2 * sum_tiles) {
-                sums[comptime!((first_sum + i / 2 * 4 + i % 2) as usize)] *= factor;
-            }
+            factors[r as usize] = factor;
+        }
+        factors
+    }
+}
+
+/// Multiplies the sums of weights of each row by its factor.
+#[cube]
+pub(in crate::attention) fn rescale(sums: &mut Array<f32>, factors: &Array<f32>, #[comptime] plan: Plan) {
+    let tiles = comptime!(plan.slices[1] * TILE / 8);
+    #[unroll]
+    for r in 0..comptime!(plan.lane_rows()) {
+        #[unroll]
+        for i in 0..comptime!(2 * tiles) {
+            let at = comptime!(4 * tiles * (r / 2) + 2 * (r % 2) + i / 2 * 4 + i % 2);
+            sums[at as usize] *= factors[r as usize];
         }
     }
 }
@@ -217,7 +290,7 @@ fn over_row(value: f32, #[comptime] fold: Fold) -> f32 {
 
 /// Products of the warp's rows and of columns, both in shared memory.
 #[cube]
-pub(super) fn products(
+pub(in crate::attention) fn products(
     rows: u32,
     cols: u32,
     lanes: &Lanes,
@@ -249,7 +322,7 @@ pub(super) fn products(
 
 /// Adds weights, rounded, times columns in shared memory to `sums`.
 #[cube]
-pub(super) fn accumulate(
+pub(in crate::attention) fn accumulate(
     weights: &Array<f32>,
     cols: u32,
     lanes: &Lanes,

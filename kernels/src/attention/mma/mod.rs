@@ -14,8 +14,8 @@
 //! with g = l / 4 and t = l mod 4
 //! ```
 
-mod kernel;
-mod lanes;
+pub(super) mod kernel;
+pub(super) mod lanes;
 
 use cubecl::prelude::*;
 
@@ -27,23 +27,24 @@ use crate::grid::fold;
 use crate::version::Version;
 
 /// Bytes of a row of a slice.
-const ROW: u32 = 2 * TILE;
+pub(super) const ROW: u32 = 2 * TILE;
 
 /// Most f32 sums that a lane holds. Scores, slopes and fragments need the other registers.
-const SUMS: u32 = 128;
+pub(super) const SUMS: u32 = 128;
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
-    role: Role,
-    bf16: bool,
+pub(super) struct Plan {
+    pub(super) role: Role,
+    pub(super) bf16: bool,
     /// Slices of the operands of S, and of the other two.
-    slices: [u32; 2],
-    warps: u32,
+    pub(super) slices: [u32; 2],
+    /// Warps that multiply.
+    pub(super) warps: u32,
     /// Products of 16 rows that a warp makes: 1 or 2.
-    products: u32,
+    pub(super) products: u32,
     /// Columns of a step.
-    cols: u32,
+    pub(super) cols: u32,
 }
 
 impl Plan {
@@ -65,12 +66,12 @@ impl Plan {
             .find(|plan| plan.products * plan.sums() <= SUMS && plan.products as usize * plan.shared_bytes() <= shared)
     }
 
-    const fn rows(self) -> u32 {
+    pub(super) const fn rows(self) -> u32 {
         16 * self.products * self.warps
     }
 
     /// f32 sums of a lane per product of 16 rows.
-    const fn sums(self) -> u32 {
+    pub(super) const fn sums(self) -> u32 {
         let [slices, second] = self.slices;
         let columns =
             if self.role.sums_slopes() { slices } else { 0 } + if self.role.sums_weights() { second } else { 0 };
@@ -78,14 +79,14 @@ impl Plan {
     }
 
     /// Bytes of the first operand of rows, and of both.
-    const fn row_bytes(self) -> [u32; 2] {
+    pub(super) const fn row_bytes(self) -> [u32; 2] {
         let [slices, second] = self.slices;
         let second = if self.role.sums_slopes() { second } else { 0 };
         [self.rows() * ROW * slices, self.rows() * ROW * (slices + second)]
     }
 
     /// Bytes of the columns of a step.
-    const fn stage(self) -> u32 {
+    pub(super) const fn stage(self) -> u32 {
         self.cols * ROW * (self.slices[0] + self.slices[1])
     }
 
@@ -95,7 +96,7 @@ impl Plan {
     }
 
     /// Scores of a lane in a step.
-    const fn scores(self) -> u32 {
+    pub(super) const fn scores(self) -> u32 {
         self.products * self.cols / 2
     }
 
@@ -106,7 +107,7 @@ impl Plan {
     }
 
     /// Whether each column, or each row, of a lane has statistics.
-    fn has_stats(self, of_cols: bool) -> bool {
+    pub(super) fn has_stats(self, of_cols: bool) -> bool {
         !self.role.is_forward() && self.role.rows_are_keys() == of_cols
     }
 

@@ -15,18 +15,15 @@ use crate::{Operand, row_words};
 
 /// Bytes of a box's row, the span of its swizzle. For codes this is 128 of the contraction, the
 /// length that promotion counts.
-pub(in crate::gemm) const ROW_BYTES: usize = 128;
+pub(crate) const ROW_BYTES: usize = 128;
 
 /// Number of SMs. Always known on CUDA; the fallback is the H200's.
-pub(in crate::gemm) fn sms<R: Runtime>(client: &ComputeClient<R>) -> usize {
+pub(crate) fn sms<R: Runtime>(client: &ComputeClient<R>) -> usize {
     client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
 }
 
 /// Removes the map's shape on the CubeCL side. TMA's shape stays.
-pub(in crate::gemm) fn without_shape<R: Runtime>(
-    map: TensorMapArg<R, Tiled>,
-    handle: &Handle,
-) -> TensorMapArg<R, Tiled> {
+pub(crate) fn without_shape<R: Runtime>(map: TensorMapArg<R, Tiled>, handle: &Handle) -> TensorMapArg<R, Tiled> {
     let (strides, shape): ([usize; 0], [usize; 0]) = ([], []);
     // SAFETY: no kernel reads through it.
     let tensor = unsafe { TensorArg::from_raw_parts(handle.clone(), strides.into(), shape.into()) };
@@ -36,7 +33,7 @@ pub(in crate::gemm) fn without_shape<R: Runtime>(
 /// Array argument that is a parameter of the kernel but no variable. It fills the pointer to shapes
 /// of maps and must be the last array in the kernel's signature. Like every array, and unlike a
 /// map, it orders the launch after other streams' writes to it.
-pub(in crate::gemm) struct InsteadOfShapes;
+pub(crate) struct InsteadOfShapes;
 
 impl CubeType for InsteadOfShapes {
     type ExpandType = ();

@@ -3,9 +3,9 @@
 
 pub(super) mod item;
 pub(super) mod launch;
-pub(super) mod maps;
+pub(crate) mod maps;
 pub(super) mod plan;
-pub(super) mod ring;
+pub(crate) mod ring;
 pub(super) mod scales;
 mod split_k;
 pub(super) mod store;

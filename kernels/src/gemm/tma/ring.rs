@@ -49,8 +49,8 @@ impl Layout {
 
 /// Address of the stages in shared memory, and their mbarriers.
 #[derive(CubeType, Clone, Copy)]
-pub(in crate::gemm) struct Ring {
-    pub(in crate::gemm) base: u32,
+pub(crate) struct Ring {
+    pub(crate) base: u32,
     /// Address of the first mbarrier of full stages.
     full: u32,
     /// Address of the first mbarrier of empty stages.
@@ -61,7 +61,7 @@ pub(in crate::gemm) struct Ring {
 impl Ring {
     /// Ring whose stages start at `base`. Its mbarriers start `barriers_at` bytes after: full
     /// stages, then empty stages.
-    pub(in crate::gemm) fn new(base: u32, #[comptime] barriers_at: usize, #[comptime] stages: usize) -> Self {
+    pub(crate) fn new(base: u32, #[comptime] barriers_at: usize, #[comptime] stages: usize) -> Self {
         let full = base + comptime!(barriers_at as u32);
         let empty = full + comptime!(8 * stages as u32);
         Ring { base, full, empty }
@@ -69,7 +69,7 @@ impl Ring {
 
     /// Initializes the mbarriers. A stage is full after `fillers` arrivals and the announced bytes,
     /// and empty after `readers` arrivals.
-    pub(in crate::gemm) fn init(&self, #[comptime] stages: usize, #[comptime] fillers: u32, #[comptime] readers: u32) {
+    pub(crate) fn init(&self, #[comptime] stages: usize, #[comptime] fillers: u32, #[comptime] readers: u32) {
         #[unroll]
         for stage in 0..comptime!(stages as u32) {
             mbarrier_init(self.full + comptime!(8 * stage), fillers);
@@ -78,28 +78,28 @@ impl Ring {
     }
 
     /// Mbarrier of a full stage.
-    pub(in crate::gemm) fn full(&self, stage: u32) -> u32 {
+    pub(crate) fn full(&self, stage: u32) -> u32 {
         self.full + 8 * stage
     }
 
     /// Mbarrier of an empty stage.
-    pub(in crate::gemm) fn empty(&self, stage: u32) -> u32 {
+    pub(crate) fn empty(&self, stage: u32) -> u32 {
         self.empty + 8 * stage
     }
 
     /// Waits until the stage is full. Without `traps`, [`drain`](Self::drain) must detect that it
     /// never becomes full.
-    pub(in crate::gemm) fn wait_full(&self, place: &Place, #[comptime] traps: bool) {
+    pub(crate) fn wait_full(&self, place: &Place, #[comptime] traps: bool) {
         mbarrier_wait(self.full(place.at), place.parity, traps);
     }
 
     /// Waits until the stage is empty.
-    pub(in crate::gemm) fn wait_empty(&self, place: &Place) {
+    pub(crate) fn wait_empty(&self, place: &Place) {
         mbarrier_wait(self.empty(place.at), place.parity, true);
     }
 
     /// Waits until all stages are empty. `place` follows the last filled stage.
-    pub(in crate::gemm) fn drain(&self, place: &mut Place, #[comptime] stages: usize) {
+    pub(crate) fn drain(&self, place: &mut Place, #[comptime] stages: usize) {
         for _ in 0..comptime!(stages as u32) {
             self.wait_empty(place);
             advance(place, comptime!(stages as u32));
@@ -134,20 +134,20 @@ pub(in crate::gemm) fn stage_scales(base: u32, stage: u32, #[comptime] layout: L
 
 /// Position in a ring of stages or buffers, and the parity of its mbarrier in this round.
 #[derive(CubeType, Clone, Copy)]
-pub(in crate::gemm) struct Place {
-    pub(in crate::gemm) at: u32,
-    pub(in crate::gemm) parity: u32,
+pub(crate) struct Place {
+    pub(crate) at: u32,
+    pub(crate) parity: u32,
 }
 
 /// Position 0, with this parity.
 #[cube]
-pub(in crate::gemm) fn first_place(#[comptime] parity: u32) -> Place {
+pub(crate) fn first_place(#[comptime] parity: u32) -> Place {
     Place { at: 0u32.runtime(), parity: parity.runtime() }
 }
 
 /// Advances to the next of `count` positions.
 #[cube]
-pub(in crate::gemm) fn advance(place: &mut Place, #[comptime] count: u32) {
+pub(crate) fn advance(place: &mut Place, #[comptime] count: u32) {
     place.at += 1;
     if place.at == count {
         place.at = 0u32;

@@ -41,7 +41,7 @@ pub fn is_native(kernel: &Generated) -> bool {
 }
 
 /// PTX instructions in a source, with the opcodes they must become.
-const TRANSLATED: [(&str, &str); 22] = [
+const TRANSLATED: [(&str, &str); 24] = [
     ("k32.f32.e", "QGMMA"),
     ("k16.f32.bf16.bf16", "HGMMA"),
     ("k16.f32.f16.f16", "HGMMA"),
@@ -56,11 +56,13 @@ const TRANSLATED: [(&str, &str); 22] = [
     ("tcgen05.ld", "LDTM"),
     ("cp.async.bulk.shared", "UBLKCP"),
     ("cp.async.bulk.tensor.2d.shared", "UTMALDG"),
+    ("cp.async.bulk.tensor.4d.shared", "UTMALDG.4D"),
     ("bytes.multicast::cluster", "UTMALDG.2D.MULTICAST"),
     ("bytes.cta_group::2", "UTMALDG.2D.2CTA"),
     ("cp.async.bulk.tensor.3d.global", "UTMASTG"),
     ("st.global.v4.b32", "STG.E.128"),
     ("setmaxnreg.inc", "USETMAXREG"),
+    ("ex2.approx", "MUFU.EX2"),
     ("cvt.rn.satfinite", "F2FP.SATFINITE"),
     ("ld.global.v2.b32", "LDG.E.64"),
     ("ld.global.v4.b32", "LDG.E.128"),
@@ -111,7 +113,8 @@ pub fn expected(kernel: &Generated) -> Rules {
         "cast_tiles" if vectors && sm >= 89 => 3,
         "cast_linear" if vectors && sm >= 89 => 4,
         "cast_tiles" | "cast_linear" => 2,
-        "gemm_blackwell" | "gemm_hopper" | "gemm_mma" | "gemm_half" | "attention_mma" | "attention_tile" => 1,
+        "gemm_blackwell" | "gemm_hopper" | "gemm_mma" | "gemm_half" | "attention_hopper" | "attention_mma"
+        | "attention_tile" => 1,
         _ => 4,
     };
     let (mut required, mut forbidden): (Vec<(&'static [&'static str], usize)>, _) = (vec![], vec![]);
@@ -190,6 +193,11 @@ pub fn expected(kernel: &Generated) -> Rules {
             required.extend([(&["LDGSTS"] as &[_], 8), (&["MUFU.EX2"], 8), (&["F2FP"], 8)]);
             forbidden.push("QMMA");
         }
+        // Eight products of each kind in a step, and weights in registers between them.
+        ("attention_hopper", _) => {
+            required.extend([(&["HGMMA"] as &[_], 8), (&["MUFU.EX2"], 16), (&["F2FP"], 16)]);
+            forbidden.push("HMMA");
+        }
         ("attention_tile", _) => required.extend([(&["LDS.128"] as &[_], 4), (&["FFMA"], 64)]),
         ("gemm_half", _) => {
             required.extend([(&["HMMA"] as &[_], 1), (&["LDG.E.128"], 1)]);
@@ -228,6 +236,8 @@ pub fn expected(kernel: &Generated) -> Rules {
         // Two blocks leave 255 registers, which sums, scores and fragments of 32 rows take: ptxas
         // spills a few addresses and factors, 40 accesses in a step of 256 products.
         ("attention_mma", _) => 64,
+        // dk and dv of heads of 64, in steps of 128 queries: 16 words, in 32 products of a step.
+        ("attention_hopper", _) => 64,
         // Stores one register and loads it once.
         ("gemm_half", 80) => 8,
         // The f32 variant stores one register and loads it once.
@@ -237,7 +247,7 @@ pub fn expected(kernel: &Generated) -> Rules {
         _ => 0,
     };
     // Mbarriers order TMA copies: a fence in the main loop would cost as much as a step.
-    let may_fence = !matches!(family, "gemm_hopper" | "gemm_blackwell");
+    let may_fence = !matches!(family, "gemm_hopper" | "gemm_blackwell" | "attention_hopper");
     Rules { blocks, registers, set_registers, local, required, forbidden, may_fence }
 }
 

@@ -1,5 +1,5 @@
-//! Checks the machine code of several `ptxas` versions for NVRTC's PTX of the tensor core GEMMs:
-//! the same rules apply to each.
+//! Checks the machine code of several `ptxas` versions for NVRTC's PTX of the tensor core GEMMs and
+//! of attention on Hopper: the same rules apply to each.
 //!
 //! `FLOAT8_PTXAS` names the assemblers, separated by colons. Without it, or without
 //! `FLOAT8_CUDA_TOOLS`, the test is skipped with a message; in CI that is a failure. `FLOAT8_NVRTC`
@@ -18,22 +18,23 @@ use codegen::ptxas::{Ptxas, Version};
 use codegen::sass::Sass;
 use codegen::variants::{all_are_asked_for, generate};
 
-/// Tensor core kernel of each architecture, and a step. Variants 0, `step`, 2 · `step` and so on
+/// Tensor core kernels of each architecture, and a step. Variants 0, `step`, 2 · `step` and so on
 /// are assembled, since all would take an hour.
-const KERNELS: [(u16, &str, &str, usize); 4] = [
+const KERNELS: [(u16, &str, &str, usize); 5] = [
     (90, "sm_90a", "gemm_hopper", 27),
+    (90, "sm_90a", "attention_hopper", 3),
     (100, "sm_100a", "gemm_blackwell", 51),
     (89, "sm_89", "gemm_mma", 97),
     (120, "sm_120a", "gemm_mma", 97),
 ];
 
 /// Two-block products, and products of contiguous rows, whose first variants are assembled too.
-const FIRSTS: [(u16, &str); 5] = [
-    (100, "cta_group::2.kind::f8f6f4"),
-    (100, "cta_group::2.kind::mxf8f6f4"),
-    (90, "add, 1, 1, 0, 1;"),
-    (90, "add, 1, 1, 1, 0;"),
-    (90, "add, 1, 1, 1, 1;"),
+const FIRSTS: [(&str, &str); 5] = [
+    ("gemm_blackwell", "cta_group::2.kind::f8f6f4"),
+    ("gemm_blackwell", "cta_group::2.kind::mxf8f6f4"),
+    ("gemm_hopper", "add, 1, 1, 0, 1;"),
+    ("gemm_hopper", "add, 1, 1, 1, 0;"),
+    ("gemm_hopper", "add, 1, 1, 1, 1;"),
 ];
 
 /// First CUDA version that supports an architecture.
@@ -91,7 +92,7 @@ fn the_rules_hold_for_every_assembler() {
         let kernels: Vec<_> = generate(sm).into_iter().filter(|kernel| family(&kernel.name) == wanted).collect();
         assert!(kernels.len() >= step, "{} of {wanted} for {arch}", kernels.len());
         let first = |text: &str| kernels.iter().position(|kernel| kernel.source.contains(text));
-        let firsts = FIRSTS.into_iter().filter(|(of, _)| *of == sm);
+        let firsts = FIRSTS.into_iter().filter(|(of, _)| *of == wanted);
         let firsts: Vec<_> = firsts.map(|(_, text)| first(text).unwrap_or_else(|| panic!("no {text}"))).collect();
         let all = every && matches!(sm, 90 | 100);
         let chosen = |i: usize| all || i.is_multiple_of(step) || firsts.contains(&i);

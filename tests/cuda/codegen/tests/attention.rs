@@ -1,15 +1,19 @@
 //! Attention on interpreted tensor cores, forward and backward, against its definition in f64.
 
-use codegen::device::{GenerateCuda, OfflineDevice, execute_shared, on_each};
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, execute_shared, on_each};
 use cubecl_core::Runtime;
-use float8_kernels::check::AttentionCase;
+use float8_kernels::attention::{
+    AttentionInputs, AttentionKernel, AttentionSchedule, HeadsView, attention_backward, attention_forward,
+    fix_attention_schedule,
+};
+use float8_kernels::check::{AttentionCase, in_dtype, split_mix};
 use kernel_tests::{BF16, F16, Size, run};
 
 /// Every mode, ragged and several tiles of rows and columns, and heads that share keys.
 #[test]
 fn modes() {
     let Some(_running) = execute_shared() else { return };
-    let cases: [(u16, &[&str]); 4] = [
+    let cases: [(u16, &[&str]); 5] = [
         (80, &["attention grouped f16 mma", "attention mask bf16 mma", "attention few bf16 mma"]),
         (
             90,
@@ -19,6 +23,18 @@ fn modes() {
                 "attention strided bf16 mma",
                 "attention few_masked f16 mma",
                 "attention parts f32 tiles",
+            ],
+        ),
+        (
+            90,
+            &[
+                "attention grouped bf16 wgmma",
+                "attention more_keys f16 wgmma",
+                "attention more_queries bf16 wgmma",
+                "attention strided f16 wgmma",
+                "attention wide bf16 wgmma",
+                "attention documents bf16 wgmma",
+                "attention mask f16 wgmma",
             ],
         ),
         (100, &["attention more_queries f16 mma", "attention more_keys bf16 mma"]),
@@ -40,4 +56,70 @@ fn widest() {
         let case = AttentionCase::causal([1, 2, 1], [70, 70], [256, 192], dtype);
         case.run(client, true, 1).unwrap_or_else(|flaw| panic!("sm_{sm}: {flaw}"));
     });
+}
+
+/// Heads of 64, 96 and 128 on warpgroups, in several rounds of every ring: with several items per
+/// block, and with softcap.
+#[test]
+fn rings_of_wgmma() {
+    let Some(_running) = execute_shared() else { return };
+    let softcap = Some(1.5);
+    let cases = [
+        (2, AttentionCase::causal([2, 4, 2], [300, 300], [128; 2], BF16)),
+        (3, AttentionCase { causal: false, softcap, ..AttentionCase::causal([1, 4, 1], [129, 390], [96, 64], F16) }),
+        (1, AttentionCase { documents: true, ..AttentionCase::causal([1, 2, 1], [600, 600], [64; 2], BF16) }),
+    ];
+    on_each(cases, |(sms, case)| {
+        let client = &GenerateCuda::client(&OfflineDevice { sm: 90, sms });
+        case.run(client, true, 1).unwrap_or_else(|flaw| panic!("{case:?}: {flaw}"));
+    });
+    // Forward alone has wider heads.
+    let client = &GenerateCuda::client(&OfflineDevice { sm: 90, sms: 2 });
+    let wide = AttentionCase::causal([1, 2, 1], [150, 150], [256; 2], BF16);
+    wide.run(client, false, 1).unwrap_or_else(|flaw| panic!("{wide:?}: {flaw}"));
+}
+
+/// The same bits in every order of warps and copies, on any number of SMs, and with each schedule.
+#[test]
+fn bits_of_wgmma() {
+    let mut all = vec![];
+    for (seed, sms) in [(0, 132), (3, 2), (5, 3)] {
+        let Some(running) = execute(Execution { seed }) else { return };
+        let client = &GenerateCuda::client(&OfflineDevice { sm: 90, sms });
+        let view = |number, [a, b, c, d]: [usize; 4]| {
+            let value = |i| (split_mix(number, i as u64) >> 40) as f32 / (1 << 22) as f32 - 2.0;
+            let (bytes, _) = in_dtype(&(0..a * b * c * d).map(value).collect::<Vec<_>>(), BF16).expect("a float");
+            let strides = [b * c * d, c * d, d, 1];
+            HeadsView { handle: client.create_from_slice(&bytes), shape: [a, b, c, d], strides, dtype: BF16 }
+        };
+        let [query, dy] = [0, 1].map(|number| view(number, [1, 4, 260, 128]));
+        let [key, value] = [2, 3].map(|number| view(number, [1, 2, 260, 128]));
+        let inputs = AttentionInputs {
+            query,
+            key,
+            value,
+            mask: None,
+            bias: None,
+            documents: None,
+            scale: 0.1,
+            softcap: None,
+            causal: true,
+            kernel: AttentionKernel::Wgmma,
+        };
+        let output = attention_forward(client, &inputs).expect("inputs that fit");
+        let y = HeadsView { handle: output.y.clone(), strides: [4 * 260 * 128, 128, 4 * 128, 1], ..dy.clone() };
+        let gradients = attention_backward(client, &inputs, &y, &output.lse, &dy).expect("inputs that fit");
+        let handles = [output.y, output.lse].into_iter().chain(gradients).collect();
+        all.push(client.read(handles).iter().map(|bytes| bytes.to_vec()).collect::<Vec<_>>());
+        let bits = all.last().expect("pushed");
+        for schedule in AttentionSchedule::ALL {
+            fix_attention_schedule(schedule);
+            let output = attention_forward(client, &inputs).expect("inputs that fit");
+            let again = client.read(vec![output.y, output.lse]);
+            assert!(again.iter().zip(bits).all(|(again, bits)| again[..] == bits[..]), "{schedule:?}");
+        }
+        fix_attention_schedule(AttentionSchedule::default());
+        assert_eq!(running.launches_of("wgmma.mma_async"), 6);
+    }
+    assert!(all.iter().all(|bits| *bits == all[0]));
 }

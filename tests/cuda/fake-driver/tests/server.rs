@@ -181,11 +181,12 @@ fn attention() {
         0,
         &[
             ["attention more_keys f32", "tiles"],
-            ["attention documents bf16", "mma"],
+            ["attention documents bf16", " wgmma"],
+            ["attention documents bf16", " mma"],
             ["attention mask_of_keys f16", "tiles"],
         ],
     );
-    all_pass(2, &[["attention wide bf16", "mma"], ["attention odd f16", "tiles"]]);
+    all_pass(2, &[["attention wide bf16", " mma"], ["attention odd f16", "tiles"]]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_float8::{Float8, nn};
+use float8_kernels::attention::{AttentionKernel, AttentionSchedule, fix_attention_schedule};
 use serde_json::json;
 
 use super::timing::Clock;
@@ -72,10 +73,19 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         bench.case(&format!("beside {what} {shape:?}"), |clock| {
             let ours = milliseconds::<T, Float8<Autodiff<T::Backend>>>(clock, work, true);
             let burn = milliseconds::<T, Autodiff<T::Backend>>(clock, work, false);
+            let has_schedules = what == "attention" && AttentionKernel::Wgmma.runs_on(&T::client());
+            let schedules = has_schedules.then(|| {
+                let milliseconds = AttentionSchedule::ALL.map(|schedule| {
+                    fix_attention_schedule(schedule);
+                    milliseconds::<T, Float8<Autodiff<T::Backend>>>(clock, work, true)
+                });
+                fix_attention_schedule(AttentionSchedule::default());
+                milliseconds
+            });
             // Torch has attention only.
             Ok(json!({
                 "what": what, "shape": shape, "milliseconds": ours, "burn_milliseconds": burn, "to_burn": burn / ours,
-                "torch_bf16": null,
+                "torch_bf16": null, "plain_overlapped_ping_pong": schedules,
             }))
         });
     }
