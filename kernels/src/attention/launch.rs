@@ -4,20 +4,22 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::prepare::padded;
-use super::problem::{Classes, Heads, HeadsGeometry, Item, Scores, ScoresLaunch};
-use super::{Checked, HIDDEN};
+use super::problem::{Classes, Heads, HeadsGeometry, Item, Scores, ScoresLaunch, Span};
+use super::{Checked, HIDDEN, TILE};
 use crate::load::Geometry;
 
 /// Results that a launch computes. Rows stay in a cube while columns pass by.
 ///
 /// | role | rows | columns | weights P times | slopes dS times |
 /// | --- | --- | --- | --- | --- |
-/// | forward | q | k, v | v: y | |
+/// | forward, part | q | k, v | v: y | |
 /// | queries | q, dy | k, v | | k: dq |
 /// | keys | k, v | q, dy | dy: dv | q: dk |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Role {
     Forward,
+    /// Forward over a part of the keys. Results are f32 `[parts, B, heads, rows, ..]`.
+    Part,
     Queries,
     /// At least one of dk and dv.
     Keys {
@@ -31,9 +33,14 @@ impl Role {
         matches!(self, Self::Keys { .. })
     }
 
+    /// Whether it computes y.
+    pub(super) const fn is_forward(self) -> bool {
+        matches!(self, Self::Forward | Self::Part)
+    }
+
     /// Whether it sums products of weights: y or dv.
     pub(super) const fn sums_weights(self) -> bool {
-        matches!(self, Self::Forward | Self::Keys { dv: true, .. })
+        self.is_forward() || matches!(self, Self::Keys { dv: true, .. })
     }
 
     /// Whether it sums products of slopes: dq or dk.
@@ -79,28 +86,31 @@ impl<'a> Launch<'a> {
         }
         let [batch, heads, positions, dim] = rows[0].shape();
         let [.., width] = value.shape();
-        let size = config.element_type.size();
+        let size = if role == Role::Part { size_of::<f32>() } else { config.element_type.size() };
+        let rows_of_results = problem.parts.unwrap_or(1) * batch * heads * positions;
         let results = [
             (role.sums_weights(), width * size),
             (role.sums_slopes(), dim * size),
-            (role == Role::Forward, size_of::<f32>()),
+            (role.is_forward(), size_of::<f32>()),
         ];
-        let results = results.map(|(has, bytes)| has.then(|| client.empty(batch * heads * positions * bytes)));
+        let results = results.map(|(has, bytes)| has.then(|| client.empty(rows_of_results * bytes)));
         let stats = backward.map(|backward| backward.stats);
         Self { problem, role, rows, cols, stats, classes, results }
     }
 
-    /// Items, of `rows` rows of a head each.
+    /// Items, of `rows` rows of a head each. Each part has all of them.
     pub(super) fn items(&self, rows: u32) -> u32 {
         let [batch, heads, positions, _] = self.rows[0].shape();
-        (batch * heads) as u32 * (positions as u32).div_ceil(rows)
+        (self.problem.parts.unwrap_or(1) * batch * heads) as u32 * (positions as u32).div_ceil(rows)
     }
 
     pub(super) fn operands<R: Runtime>(&self, rows: u32) -> OperandsLaunch<R> {
         let [[row, second_row], [col, second_col]] = [self.rows, self.cols].map(|sides| sides.map(Heads::geometry));
         let deltas = self.stats.map_or(0, |stats| stats.size_in_used() / 8);
         let stats = self.stats.map(|stats| whole(stats, 4)).into();
-        OperandsLaunch::new(row, second_row, col, second_col, stats, deltas as u32, self.items(rows))
+        let (batch, parts) = (self.rows[0].shape()[0] as u32, self.problem.parts.unwrap_or(1) as u32);
+        let items = self.items(rows);
+        OperandsLaunch::new(row, second_row, col, second_col, stats, deltas as u32, batch, parts, items)
     }
 
     pub(super) fn scores<R: Runtime>(&self) -> ScoresLaunch<R> {
@@ -132,6 +142,8 @@ pub(super) struct Operands {
     pub(super) stats: ComptimeOption<Array<f32>>,
     /// Index of the first δ. CubeCL gives kernels with tensor maps wrong lengths of arrays.
     pub(super) deltas: u32,
+    batch: u32,
+    parts: u32,
     pub(super) items: u32,
 }
 
@@ -144,6 +156,23 @@ pub(super) struct Stat {
 
 #[cube]
 impl Operands {
+    /// Inputs of an item of results. A part's batches of results follow the previous part's.
+    pub(super) fn inputs(&self, results: &Item, #[comptime] role: Role) -> Item {
+        let batch = if comptime!(role == Role::Part) { results.batch % self.batch } else { results.batch };
+        Item { row0: results.row0, head: results.head, batch }
+    }
+
+    /// Columns that some rows of an item of results see, in its part of the keys.
+    pub(super) fn span(&self, scores: &Scores, results: &Item, #[comptime] rows: u32, #[comptime] role: Role) -> Span {
+        let mut span = scores.span(results.row0, rows, comptime!(role.rows_are_keys()));
+        if comptime!(role == Role::Part) {
+            let each = scores.keys.div_ceil(TILE).div_ceil(self.parts) * TILE;
+            span.first = results.batch / self.batch * each;
+            span.end = min(span.end, span.first + each);
+        }
+        span
+    }
+
     /// Positions of both operands of rows.
     pub(super) fn of_rows(&self, item: &Item) -> Sides {
         Sides { first: self.rows.of(item.batch, item.head), second: self.second_rows.of(item.batch, item.head) }
@@ -181,7 +210,7 @@ pub(super) struct Sides {
 }
 
 /// First element of a result's row 0 and elements between rows. y is `[B, T, H, e]`, others are
-/// `[B, heads, positions, width]`.
+/// `[B, heads, positions, width]`; parts of y are `[parts · B, ..]`.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Place {
     pub(super) first: u32,

@@ -13,6 +13,7 @@
 //! Rows of 64 stay in a cube (queries, or keys for dk and dv), while tiles of 64 of the other side
 //! pass by. Tiles that a mask hides as a whole are skipped.
 
+mod decode;
 mod hopper;
 mod launch;
 mod mma;
@@ -24,6 +25,7 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use self::decode::{Parted, combine, parted};
 pub use self::hopper::{AttentionSchedule, fix_attention_schedule};
 use self::launch::{Backward, Launch, Role};
 use self::prepare::{row_stats, tile_classes};
@@ -127,6 +129,8 @@ pub struct AttentionVariant {
     /// Kernel.
     pub kernel: AttentionKernel,
     pub(crate) config: Config,
+    /// Whether forward takes the keys in parts.
+    pub(crate) parted: bool,
     /// Whether the gradients run too.
     pub(crate) backward: bool,
 }
@@ -190,10 +194,16 @@ pub fn attention_forward<R: Runtime>(
     client: &ComputeClient<R>,
     inputs: &AttentionInputs,
 ) -> Result<AttentionOutput, KernelError> {
-    let problem = Checked::new(client, inputs, None)?;
+    let problem = Checked::forward(client, inputs)?;
     let classes = tile_classes(client, &problem);
-    let [y, _, lse] = run(client, &problem, Role::Forward, None, classes.as_ref());
-    Ok(AttentionOutput { y: y.expect("forward's"), lse: lse.expect("forward's") })
+    let role = if problem.parts.is_some() { Role::Part } else { Role::Forward };
+    let [y, _, lse] = run(client, &problem, role, None, classes.as_ref());
+    let output = AttentionOutput { y: y.expect("forward's"), lse: lse.expect("forward's") };
+    let element_type = problem.config.element_type;
+    Ok(match problem.parts {
+        Some(parts) => combine(client, inputs, element_type, parts, &output),
+        None => output,
+    })
 }
 
 /// Gradients of q, k and v, contiguous in their shapes and dtype, from the gradient dy of y, shaped
@@ -252,8 +262,10 @@ impl AttentionVariant {
         inputs: &AttentionInputs,
         dy: Option<&HeadsView>,
     ) -> Result<Self, KernelError> {
-        let Checked { kernel, config, .. } = Checked::new(client, inputs, dy)?;
-        Ok(Self { kernel, config, backward: dy.is_some() })
+        let forward = || Checked::forward(client, inputs);
+        let checked = dy.map_or_else(forward, |dy| Checked::new(client, inputs, Some(dy)))?;
+        let Checked { kernel, config, parts, .. } = checked;
+        Ok(Self { kernel, config, parted: parts.is_some(), backward: dy.is_some() })
     }
 }
 
@@ -272,9 +284,19 @@ struct Checked {
     scale: f32,
     softcap: f32,
     config: Config,
+    /// Number of parts of the keys, if forward takes parts.
+    parts: Option<usize>,
 }
 
 impl Checked {
+    /// Inputs of forward.
+    fn forward<R: Runtime>(client: &ComputeClient<R>, inputs: &AttentionInputs) -> Result<Self, KernelError> {
+        match parted(client, inputs) {
+            Some(Parted { inputs, parts }) => Ok(Self { parts: Some(parts), ..Self::new(client, &inputs, None)? }),
+            None => Self::new(client, inputs, None),
+        }
+    }
+
     fn new<R: Runtime>(
         client: &ComputeClient<R>,
         inputs: &AttentionInputs,
@@ -336,7 +358,7 @@ impl Checked {
         let fastest = if has_maps { inputs.kernel } else { inputs.kernel.max(AttentionKernel::Mma) };
         let kernel = select(client, fastest, config, roles).ok_or(KernelError::Disabled)?;
         let (documents, softcap) = (documents.clone(), softcap.unwrap_or(1.0));
-        Ok(Self { kernel, query, key, value, mask, bias, documents, scale: *scale, softcap, config })
+        Ok(Self { kernel, query, key, value, mask, bias, documents, scale: *scale, softcap, config, parts: None })
     }
 
     /// Roles of backward.

@@ -45,6 +45,7 @@ struct Plan {
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, launch: &Launch<'_>) {
     let Launch { problem, role, rows, cols, .. } = launch;
     let (element_type, items) = (problem.config.element_type, launch.items(TILE));
+    let of_results = if *role == Role::Part { ElementType::F32 } else { element_type };
     // SAFETY: the inputs are checked. Loads and stores are guarded by the numbers of positions and
     // the widths of heads.
     unsafe {
@@ -54,16 +55,16 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, launch: &Launch<'_>)
             CubeDim::new_1d(UNITS),
             problem.config.words,
             rows[0].array(),
-            (*role != Role::Forward).then(|| rows[1].array()).into(),
+            (!role.is_forward()).then(|| rows[1].array()).into(),
             cols[0].array(),
             cols[1].array(),
             launch.operands(TILE),
             launch.scores(),
-            launch.result(0, element_type.size()),
-            launch.result(1, element_type.size()),
+            launch.result(0, of_results.size()),
+            launch.result(1, of_results.size()),
             launch.result(2, size_of::<f32>()),
             Plan { role: *role, element_type, isa: Isa::of(client) },
-            element_type.storage(),
+            of_results.storage(),
             Version::of(client),
         );
     }
@@ -105,7 +106,8 @@ fn attention_tile<O: Float, N: Size>(
     }
     let (role, of_keys) = comptime!((plan.role, plan.role.rows_are_keys()));
     let (slices, second_slices) = comptime!((scores.config.slices[0], scores.config.slices[1]));
-    let item = scores.item(number, TILE, of_keys);
+    let results = scores.item(number, TILE, of_keys);
+    let item = operands.inputs(&results, role);
     let at_rows = operands.of_rows(&item);
     let mut shared = Shared {
         weights: SharedMemory::<Quad>::new(comptime!((TILE * PITCH) as usize)),
@@ -115,7 +117,7 @@ fn attention_tile<O: Float, N: Size>(
         factors: SharedMemory::<f32>::new(TILE as usize),
     };
     let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
-    if comptime!(role == Role::Forward) {
+    if comptime!(role.is_forward()) {
         if UNIT_POS < TILE {
             shared.maxima[UNIT_POS as usize] = NOTHING;
         }
@@ -125,7 +127,7 @@ fn attention_tile<O: Float, N: Size>(
     let mut sloped = zeros(comptime!(if role.sums_slopes() { 4 * slices } else { 1 }));
     // Sum of the weights of the unit's rows and columns.
     let mut totals = Quad::new(0.0f32);
-    let span = scores.span(item.row0, TILE, of_keys);
+    let span = operands.span(scores, &results, TILE, role);
     let heads = if comptime!(of_keys) { scores.group() } else { 1u32.runtime() };
     for member in 0..heads {
         let place = Item { row0: item.row0, head: item.head * heads + member, batch: item.batch };
@@ -185,7 +187,7 @@ fn attention_tile<O: Float, N: Size>(
             let query = item.row0 + row;
             if j == 0 && query < scores.queries {
                 let sum = shared.maxima[row as usize] + total.ln();
-                let at = (item.batch * scores.heads + item.head) * scores.queries + query;
+                let at = (results.batch * scores.heads + results.head) * scores.queries + query;
                 lse[at as usize] = select(total == 0.0, HIDDEN, sum);
             }
         }
@@ -193,13 +195,13 @@ fn attention_tile<O: Float, N: Size>(
     #[comptime]
     if let ComptimeOption::Some(out) = of_weights {
         let width = operands.second_cols.width();
-        let place = Place::of(&item, scores, width, role);
+        let place = Place::of(&results, scores, width, role);
         store::<O>(&weighted, factors, out, &place, item.row0, at_rows.first.rows, width, second_slices);
     }
     #[comptime]
     if let ComptimeOption::Some(out) = of_slopes {
         let (width, scale) = (operands.cols.width(), Quad::new(scores.scale));
-        let place = Place::of(&item, scores, width, role);
+        let place = Place::of(&results, scores, width, role);
         store::<O>(&sloped, scale, out, &place, item.row0, at_rows.first.rows, width, slices);
     }
 }

@@ -216,6 +216,8 @@ impl AttentionVariant {
         };
         // An odd width has no vector loads.
         let widths = config.slices.map(|slices| 64 * slices as usize - usize::from(config.words == 1));
+        // Two parts. One query sees every key.
+        let positions = if self.parted { [1 + usize::from(config.causal), 600] } else { [positions; 2] };
         AttentionCase {
             causal: config.causal,
             softcap: config.softcap.then_some(1.5),
@@ -223,7 +225,7 @@ impl AttentionVariant {
             bias: config.bias.map(|_| [true, false, false, false]),
             documents: config.documents,
             kernel: self.kernel,
-            ..AttentionCase::causal([1, 4, 2], [positions; 2], widths, config.element_type.storage())
+            ..AttentionCase::causal([1, 4, 2], positions, widths, config.element_type.storage())
         }
     }
 
@@ -235,7 +237,11 @@ impl AttentionVariant {
 impl fmt::Display for AttentionVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AttentionCase { widths: [dim, width], dtype, .. } = self.case();
-        let backward = if self.backward { " backward" } else { "" };
-        write!(f, "attention{backward} by {} of heads of {dim} and {width} in {dtype}", self.kernel.name())
+        let what = match self {
+            Self { backward: true, .. } => " backward",
+            Self { parted: true, .. } => " of few queries",
+            _ => "",
+        };
+        write!(f, "attention{what} by {} of heads of {dim} and {width} in {dtype}", self.kernel.name())
     }
 }

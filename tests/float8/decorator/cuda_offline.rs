@@ -303,7 +303,8 @@ fn heads() -> [Tensor<B, 4>; 3] {
 }
 
 /// A Llama 8B layer's attention: one launch forward, and one for the classes of tiles with
-/// documents. Backward takes statistics, then dq, then dk and dv. No upload and no wait.
+/// documents. Backward takes statistics, then dq, then dk and dv. One query over a cache takes parts
+/// of the keys, then combines them. No upload and no wait.
 #[test]
 fn launches_of_attention() {
     let _turn = turn();
@@ -333,6 +334,18 @@ fn launches_of_attention() {
             assert_eq!(launched.uploads, 0, "{names:?}");
         }
     }
+    let query = q.detach().slice_dim(2, 0..1);
+    let [keys, values] = [k, v].map(Tensor::detach);
+    sync();
+    let _before = (take(), take_waits());
+    let y = attention(query, keys.slice_dim(2, 0..8000), values.slice_dim(2, 0..8000), None, options);
+    assert_eq!(take_waits(), 0, "the host waited for the device");
+    sync();
+    drop(y);
+    let decode = Launched::new(&take(), 0);
+    let names = &decode.names;
+    let counts = ["attention_mma", "attention_combine"].map(|name| decode.count(name));
+    assert_eq!((counts, names.len(), decode.uploads), ([1, 1], 2, 0), "{names:?}");
 }
 
 /// Backward of a Llama 8B layer, in blocks of queries: dk and dv accumulate in place, and the host

@@ -155,7 +155,14 @@ fn cases() -> Vec<Case> {
         Case { name: "many keys", batch: 1, heads: 2, kv_heads: 1, queries: 1100, keys: 1100, ..base_causal.clone() },
         Case { name: "more keys than queries", queries: 5, keys: 600, ..base_causal.clone() },
         Case { name: "more queries than keys", queries: 90, keys: 20, ..base_causal.clone() },
-        Case { name: "one query", queries: 1, keys: 130, kv_heads: 2, ..base_causal.clone() },
+        Case {
+            name: "one query",
+            queries: 1,
+            keys: 600,
+            kv_heads: 2,
+            mask: Some([2, 1, 1, 600]),
+            ..base_causal.clone()
+        },
         Case { name: "wide values", width: 24, ..base.clone() },
         Case {
             name: "one of each",
@@ -202,7 +209,7 @@ const F32: f64 = 5.960_464_477_539_063e-8;
 const BF16: f64 = 0.003_906_25;
 
 /// Cases for devices, which compile kernels for each case.
-const ON_DEVICES: [&str; 3] = ["documents", "mask of all heads", "bias and softcap"];
+const ON_DEVICES: [&str; 4] = ["documents", "mask of all heads", "bias and softcap", "one query"];
 
 fn definition_on<B: Float8Backend>(runtime: &str) {
     if runtime.starts_with("wgpu") && std::env::var("FLOAT8_ATTENTION").is_ok_and(|path| path == "tiles") {

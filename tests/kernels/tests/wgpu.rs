@@ -122,8 +122,8 @@ fn fused_operations_and_attention() {
         ("rotary", 12),
         ("fused refused", 1),
         ("adamw", 18),
-        ("attention f32", 11),
-        ("attention grouped f16|bf16", 2),
+        ("attention f32", 15),
+        ("attention grouped|few f16|bf16", 4),
     ]);
 }
 

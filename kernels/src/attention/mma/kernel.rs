@@ -33,7 +33,8 @@ pub(super) fn attention_mma(
     }
     let of_keys = comptime!(plan.role.rows_are_keys());
     let (slices, second_slices) = comptime!((plan.slices[0], plan.slices[1]));
-    let item = scores.item(number, comptime!(plan.rows()), of_keys);
+    let results = scores.item(number, comptime!(plan.rows()), of_keys);
+    let item = operands.inputs(&results, comptime!(plan.role));
     let at_rows = operands.of_rows(&item);
     let mut memory = SharedMemory::<u32>::new_aligned(comptime!(plan.shared_bytes() / 4), 128usize);
     // Never true. It makes CubeCL allocate the memory, which otherwise only raw statements use.
@@ -56,7 +57,7 @@ pub(super) fn attention_mma(
     let mut weighted = zeros(comptime!(if plan.role.sums_weights() { second_count } else { 1 }));
     let mut sloped = zeros(comptime!(if plan.role.sums_slopes() { count } else { 1 }));
     let mut softmax = Softmax::new(plan);
-    let span = scores.span(item.row0, comptime!(plan.rows()), of_keys);
+    let span = operands.span(scores, &results, comptime!(plan.rows()), comptime!(plan.role));
     let heads = if comptime!(of_keys) { scores.group() } else { 1u32.runtime() };
     for member in 0..heads {
         let place = Item { row0: item.row0, head: item.head * heads + member, batch: item.batch };
@@ -94,7 +95,7 @@ pub(super) fn attention_mma(
             );
             let stats = if comptime!(of_keys) { &col_stats } else { &row_stats };
             lanes.score(&mut weights, &mut slopes, stats, scores, &step, plan);
-            if comptime!(plan.role == Role::Forward) {
+            if comptime!(plan.role.is_forward()) {
                 let factors = softmax.weigh(&mut weights, plan);
                 rescale(&mut weighted, &factors, plan);
             }
@@ -110,7 +111,7 @@ pub(super) fn attention_mma(
     // No copies may be in flight when the block ends.
     wait_copies(0u32);
     let sums = Sums { weighted, sloped };
-    store_results(&sums, &softmax, &item, &lanes, operands, scores, of_weights, of_slopes, lse, plan);
+    store_results(&sums, &softmax, &results, &lanes, operands, scores, of_weights, of_slopes, lse, plan);
 }
 
 /// First column of a step from `col` on that is not hidden for all rows, or one past the end.
@@ -157,7 +158,9 @@ fn copy_tile(
         for pass in 0..comptime!(rows / step) {
             let (row, col) = (row0 + row + comptime!(pass * step), comptime!(slice * TILE) + piece * 8);
             let bytes = select(row < at.rows && col < at.cols, 16u32, 0u32.runtime());
-            copy_chunk(to + comptime!((slice * rows + pass * step) * ROW), x, at.index(row, col) / 2, bytes);
+            // One warp's passes are four rows apart, which changes a row's swizzle.
+            let to = (to ^ comptime!(pass * step % 8 * 16)) + comptime!((slice * rows + pass * step) * ROW);
+            copy_chunk(to, x, at.index(row, col) / 2, bytes);
         }
     }
 }
@@ -250,8 +253,14 @@ fn store(
             for j in 0..tiles {
                 let at = comptime!((4 * (r / 2 * tiles + j) + 2 * (r % 2)) as usize);
                 if comptime!(8 * j) < width {
-                    let pair = pack_half(sums[at] * factor, sums[comptime!(at + 1)] * factor, comptime!(plan.bf16));
-                    out[((first + comptime!(8 * j)) / 2) as usize] = pair;
+                    let (even, odd) = (sums[at] * factor, sums[comptime!(at + 1)] * factor);
+                    let at = first + comptime!(8 * j);
+                    if comptime!(plan.role == Role::Part) {
+                        out[at as usize] = u32::reinterpret(even);
+                        out[(at + 1) as usize] = u32::reinterpret(odd);
+                    } else {
+                        out[(at / 2) as usize] = pack_half(even, odd, comptime!(plan.bf16));
+                    }
                 }
             }
         }

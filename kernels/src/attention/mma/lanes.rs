@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{Plan, ROW};
-use crate::attention::launch::{Operands, Role, Stat};
+use crate::attention::launch::{Operands, Stat};
 use crate::attention::problem::{Item, Scores};
 use crate::attention::{HIDDEN, NOTHING, TILE};
 use crate::ptx::cvt::exp2_approx;
@@ -192,7 +192,7 @@ impl Lanes {
                 weights[i as usize] = select(hidden, HIDDEN, weights[i as usize]);
             }
         }
-        if comptime!(plan.role != Role::Forward) {
+        if comptime!(!plan.role.is_forward()) {
             #[unroll]
             for i in 0..comptime!(plan.scores()) {
                 let lse = stats.value(&mut pair, i, true, plan);

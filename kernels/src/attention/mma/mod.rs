@@ -55,10 +55,14 @@ impl Plan {
             let bf16 = config.element_type == ElementType::Bf16;
             Self { role, bf16, slices: config.slices, warps, products, cols }
         };
-        let cols = if role == Role::Forward { 64 } else { 32 };
+        let cols = if role.is_forward() { 64 } else { 32 };
         let plans = [plan(2, 4, cols), plan(1, 8, cols), plan(1, 8, 32), plan(1, 4, 32), plan(1, 4, 16)];
+        // A part has few rows, and waits for memory.
+        let of_parts = [plan(1, 1, 64), plan(1, 1, 32)];
+        let plans: &[Self] = if role == Role::Part { &of_parts } else { &plans };
         plans
-            .into_iter()
+            .iter()
+            .copied()
             .find(|plan| plan.products * plan.sums() <= SUMS && plan.products as usize * plan.shared_bytes() <= shared)
     }
 
@@ -104,7 +108,7 @@ impl Plan {
 
     /// Whether each column, or each row, of a lane has statistics.
     pub(super) fn has_stats(self, of_cols: bool) -> bool {
-        self.role != Role::Forward && self.role.rows_are_keys() == of_cols
+        !self.role.is_forward() && self.role.rows_are_keys() == of_cols
     }
 
     /// Index of the statistics of a lane's score.

@@ -14,8 +14,17 @@ use kernel_tests::{BF16, F16, Size, run};
 fn modes() {
     let Some(_running) = execute_shared() else { return };
     let cases: [(u16, &[&str]); 5] = [
-        (80, &["attention grouped f16 mma", "attention mask bf16 mma"]),
-        (90, &["attention mask_of_keys bf16 mma", "attention documents f16 mma", "attention strided bf16 mma"]),
+        (80, &["attention grouped f16 mma", "attention mask bf16 mma", "attention few bf16 mma"]),
+        (
+            90,
+            &[
+                "attention mask_of_keys bf16 mma",
+                "attention documents f16 mma",
+                "attention strided bf16 mma",
+                "attention few_masked f16 mma",
+                "attention parts f32 tiles",
+            ],
+        ),
         (
             90,
             &[
@@ -29,7 +38,7 @@ fn modes() {
             ],
         ),
         (100, &["attention more_queries f16 mma", "attention more_keys bf16 mma"]),
-        (120, &["attention one_query bf16 mma", "attention wide f16 mma"]),
+        (120, &["attention one_query bf16 mma", "attention wide f16 mma", "attention several f16 mma"]),
     ];
     on_each(cases, |(sm, names)| {
         let client = &GenerateCuda::client(&OfflineDevice::new(sm));

@@ -19,8 +19,8 @@ enum Modes {
 }
 
 impl Launcher {
-    /// Forward and backward of heads of each class of tile, by tensor cores and without; and each
-    /// mode.
+    /// Forward and backward of heads of each class of tile, by tensor cores and without; each mode;
+    /// and keys in parts.
     pub(super) fn attention(&self) {
         let [f32, f16, bf16] = dtypes();
         for kernel in [AttentionKernel::Wgmma, AttentionKernel::Mma] {
@@ -39,6 +39,22 @@ impl Launcher {
         self.attend([256; 2], f32, AttentionKernel::Tiles, Modes::Causal);
         self.attend([63; 2], f16, AttentionKernel::Tiles, Modes::Causal);
         self.attend([128; 2], f32, AttentionKernel::Tiles, Modes::All);
+        self.decode(f16, AttentionKernel::Mma);
+        self.decode(f32, AttentionKernel::Tiles);
+    }
+
+    /// A query of heads of 128 over a cache.
+    fn decode(&self, dtype: StorageType, kernel: AttentionKernel) {
+        let view = |heads: usize, positions: usize| {
+            let shape = [1, heads, positions, 128];
+            let handle = self.memory(heads * positions * 128 * dtype.size());
+            HeadsView { handle, shape, strides: [0, positions * 128, 128, 1], dtype }
+        };
+        let (query, [key, value]) = (view(4, 1), [(); 2].map(|()| view(2, 1024)));
+        let (mask, bias, documents, softcap) = (None, None, None, None);
+        let (scale, causal) = (0.125, true);
+        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, kernel };
+        attention_forward(&self.client, &inputs).expect("inputs that fit");
     }
 
     fn attend(&self, [dim, width]: [usize; 2], dtype: StorageType, kernel: AttentionKernel, modes: Modes) {
