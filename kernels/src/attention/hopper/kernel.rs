@@ -1,7 +1,8 @@
-//! The kernel: loads of tiles, and the products, weights and sums of a warpgroup.
+//! The kernel: loads of tiles, and the steps of a warpgroup.
 
 use cubecl::prelude::*;
 
+use super::products::Products;
 use super::{AttentionSchedule, GROUP, REGISTERS, ROW, Tiles, WARPS};
 use crate::attention::TILE;
 use crate::attention::launch::{Operands, Role};
@@ -14,11 +15,8 @@ use crate::ptx::barrier::{
     fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, named_barrier, named_barrier_arrive,
     setmaxnreg_dec, setmaxnreg_inc,
 };
-use crate::ptx::shared::{fresh_address, shared_address};
+use crate::ptx::shared::shared_address;
 use crate::ptx::tma::{bulk_load, tma_load_head, tma_prefetch_map};
-use crate::ptx::wgmma::{
-    Element, Major, descriptor, pack_half, wgmma, wgmma_commit, wgmma_fence_all, wgmma_from_registers, wgmma_wait_all,
-};
 use crate::version::Version;
 
 #[cube(launch_unchecked)]
@@ -103,13 +101,7 @@ pub(super) fn attention_hopper(
                 named_barrier_arrive(2u32, comptime!(2 * GROUP));
             }
         }
-        let mut step = Products {
-            weights: zeros(comptime!(plan.scores())),
-            slopes: zeros(comptime!(if plan.role.sums_slopes() { plan.scores() } else { 1 })),
-            words: Array::<u32>::new(comptime!(plan.scores() as usize)),
-        };
-        // Makes CubeCL declare the array, which otherwise only raw statements use.
-        step.words[0] = 0u32;
+        let mut step = Products::new(tiles);
         while number < operands.items {
             let item = scores.item(number, comptime!(plan.rows()), of_keys);
             let lanes = Lanes::new(item.row0, plan);
@@ -330,115 +322,5 @@ fn clear(sums: &mut Sums, #[comptime] tiles: Tiles) {
     #[unroll]
     for i in 0..comptime!(if plan.role.sums_slopes() { plan.slices[0] * TILE / 2 } else { 0 }) {
         sums.sloped[i as usize] = 0.0f32;
-    }
-}
-
-/// Products of a step, and weights, then slopes, rounded to 16 bits.
-#[derive(CubeType)]
-struct Products {
-    weights: Array<f32>,
-    slopes: Array<f32>,
-    words: Array<u32>,
-}
-
-#[cube]
-impl Products {
-    /// Starts to multiply the warpgroup's rows, in shared memory from `rows` on, by the columns at `cols`.
-    fn multiply(&mut self, rows: u32, cols: u32, #[comptime] tiles: Tiles) {
-        let plan = comptime!(tiles.plan);
-        let [slices, second_slices] = comptime!(plan.slices);
-        let has_slopes = comptime!(plan.role.sums_slopes());
-        let counts = comptime!(tiles.products());
-        // The rows of warp w of the warpgroups that multiply follow each other.
-        let rows = fresh_address(rows + UNIT_POS / GROUP % 2 * comptime!(64 * ROW));
-        wgmma_fence_all(&mut self.weights, &mut self.slopes, &mut self.words, counts);
-        product(&mut self.weights, rows, cols, slices, tiles);
-        if comptime!(has_slopes) {
-            let (rows, cols) = (rows + comptime!(plan.row_bytes()[0]), cols + comptime!(plan.cols * ROW * slices));
-            product(&mut self.slopes, rows, cols, second_slices, tiles);
-        }
-        wgmma_commit();
-    }
-
-    /// Waits for the products, but not for `pending` later groups.
-    fn finish_products(&mut self, #[comptime] pending: u32, #[comptime] tiles: Tiles) {
-        let counts = comptime!(tiles.products());
-        wgmma_wait_all(&mut self.weights, &mut self.slopes, &mut self.words, counts, pending);
-    }
-
-    /// Rounds weights and slopes.
-    fn pack(&mut self, #[comptime] tiles: Tiles) {
-        let plan = comptime!(tiles.plan);
-        let [.., both] = comptime!(tiles.sums());
-        let weights = comptime!(tiles.weights());
-        #[unroll]
-        for i in 0..weights {
-            let at = comptime!(2 * i as usize);
-            let pair = pack_half(self.weights[at], self.weights[comptime!(at + 1)], plan.bf16);
-            self.words[i as usize] = pair;
-        }
-        #[unroll]
-        for i in weights..both {
-            let at = comptime!(2 * (i - weights) as usize);
-            let pair = pack_half(self.slopes[at], self.slopes[comptime!(at + 1)], plan.bf16);
-            self.words[i as usize] = pair;
-        }
-    }
-
-    /// Starts to add weights, or slopes, times the columns at `cols` to the sums.
-    fn accumulate(&mut self, sums: &mut Sums, cols: u32, #[comptime] tiles: Tiles) {
-        let plan = comptime!(tiles.plan);
-        let [slices, second_slices] = comptime!(plan.slices);
-        let counts = comptime!(tiles.sums());
-        wgmma_fence_all(&mut sums.weighted, &mut sums.sloped, &mut self.words, counts);
-        if comptime!(plan.role.sums_weights()) {
-            let cols = cols + comptime!(plan.cols * ROW * slices);
-            add_product(&mut sums.weighted, &self.words, 0u32, cols, second_slices, tiles);
-        }
-        if comptime!(plan.role.sums_slopes()) {
-            add_product(&mut sums.sloped, &self.words, comptime!(tiles.weights()), cols, slices, tiles);
-        }
-        wgmma_commit();
-    }
-
-    /// Waits for the sums.
-    fn finish_sums(&mut self, sums: &mut Sums, #[comptime] tiles: Tiles) {
-        let counts = comptime!(tiles.sums());
-        wgmma_wait_all(&mut sums.weighted, &mut sums.sloped, &mut self.words, counts, 0u32);
-    }
-}
-
-/// Issues the product of 64 rows and a stage's columns.
-#[cube]
-fn product(acc: &mut Array<f32>, rows: u32, cols: u32, #[comptime] slices: u32, #[comptime] tiles: Tiles) {
-    let plan = comptime!(tiles.plan);
-    let element = comptime!(Element::Half { bf16: plan.bf16, majors: [Major::K; 2] });
-    let (a, b) = (descriptor(rows, 16u32), descriptor(cols, 16u32));
-    #[unroll]
-    for k in 0..comptime!(4 * slices) {
-        // In units of 16 bytes: 32 bytes of a row, or the next slice.
-        let [to_a, to_b] = comptime!([plan.rows(), plan.cols].map(|rows| (k / 4 * rows * ROW + k % 4 * 32) / 16));
-        let add = comptime!(u32::from(k > 0)).runtime();
-        wgmma(acc, a + u64::cast_from(to_a), b + u64::cast_from(to_b), add, plan.cols, element);
-    }
-}
-
-/// Issues the product of `words` from `first` on and of a stage's columns, whose positions are the
-/// contraction, and adds it.
-#[cube]
-fn add_product(
-    acc: &mut Array<f32>,
-    words: &Array<u32>,
-    #[comptime] first: u32,
-    cols: u32,
-    #[comptime] slices: u32,
-    #[comptime] tiles: Tiles,
-) {
-    let plan = comptime!(tiles.plan);
-    let b = descriptor(cols, comptime!(plan.cols * ROW));
-    #[unroll]
-    for k in 0..comptime!(plan.cols / 16) {
-        let b = b + u64::cast_from(comptime!(k * ROW));
-        wgmma_from_registers(acc, words, comptime!(first + 4 * k), b, comptime!(slices * TILE), plan.bf16);
     }
 }

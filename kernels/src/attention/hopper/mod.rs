@@ -15,6 +15,7 @@
 //! Source: Shah et al., *FlashAttention-3* (2024), without its overlap within a warpgroup.
 
 mod kernel;
+mod products;
 
 use std::sync::{Mutex, PoisonError};
 
