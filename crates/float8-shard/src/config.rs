@@ -42,11 +42,14 @@ pub struct ShardConfig {
     /// Dtype of gradients exchanged between ranks. `bf16` halves the bytes: MPI adds them in f32,
     /// NCCL in bf16.
     pub reduce_dtype: ReduceDtype,
+    /// Whether these ranks divide the experts of mixtures too (expert parallelism): tokens go to their
+    /// experts, and a rank has fewer experts.
+    pub experts: bool,
 }
 
 impl Default for ShardConfig {
     fn default() -> Self {
-        Self { replicate: 1, shard: -1, reshard: Reshard::default(), reduce_dtype: ReduceDtype::default() }
+        Self { replicate: 1, shard: -1, reshard: Reshard::default(), reduce_dtype: ReduceDtype::default(), experts: false }
     }
 }
 

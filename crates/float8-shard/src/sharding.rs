@@ -24,7 +24,7 @@ use crate::config::ShardConfig;
 use crate::world::World;
 
 /// Shards have a multiple of this number of rows if scales cover blocks.
-const BLOCK: usize = 128;
+pub(crate) const BLOCK: usize = 128;
 
 /// Shards have a multiple of this number of rows otherwise. Codes then fill whole words, and rows
 /// of the transpose are multiples of 16 bytes.
@@ -53,7 +53,9 @@ pub(crate) fn chunk(k: usize, ranks: usize, align: usize) -> usize {
 pub(crate) struct Sharding<B: Float8Backend> {
     pub(crate) world: Arc<World<B>>,
     pub(crate) name: String,
-    /// K and N.
+    /// Shape of the whole weight.
+    pub(crate) whole: Vec<usize>,
+    /// K and N; of experts `[G, K, N]`, G and K · N.
     pub(crate) logical: [usize; 2],
     pub(crate) chunk: usize,
     pub(crate) config: ShardConfig,
@@ -78,12 +80,16 @@ impl<B: Float8Backend> Sharding<B> {
         let zero = || AtomicU64::new(0);
         let (name, [float8_gathers, gathers_ahead, full_gathers]) = (name.into(), [zero(), zero(), zero()]);
         let unsynced = Mutex::new(None);
-        Self { world, name, logical, chunk, config, float8_gathers, gathers_ahead, full_gathers, unsynced }
+        let whole = logical.to_vec();
+        Self { world, name, whole, logical, chunk, config, float8_gathers, gathers_ahead, full_gathers, unsynced }
     }
 
     /// Partition of a layer's weight, if it is sharded.
     pub(crate) fn of(layer: &Layer) -> Option<Arc<Self>> {
-        let hooks: Arc<dyn Any + Send + Sync> = shard_hooks::source::<B>(layer)?;
+        let hooks: Arc<dyn Any + Send + Sync> = match shard_hooks::source::<B>(layer) {
+            Some(source) => source,
+            None => shard_hooks::experts::<B>(layer)?,
+        };
         hooks.downcast().ok()
     }
 
