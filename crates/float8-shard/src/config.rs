@@ -42,8 +42,8 @@ pub struct ShardConfig {
     /// Dtype of gradients exchanged between ranks. `bf16` halves the bytes: MPI adds them in f32,
     /// NCCL in bf16.
     pub reduce_dtype: ReduceDtype,
-    /// Whether these ranks divide the experts of mixtures too (expert parallelism): tokens go to their
-    /// experts, and a rank has fewer experts.
+    /// Whether the ranks that divide a copy divide the experts of mixtures too (expert parallelism).
+    /// Tokens then go to the ranks of their experts.
     pub experts: bool,
 }
 

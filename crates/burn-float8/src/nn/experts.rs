@@ -46,7 +46,7 @@ pub struct ExpertRoute(Option<AnyRoute>);
 ///
 /// # Panics
 ///
-/// If there are not as many ends as experts, or a rank is lost.
+/// If the numbers of ends and experts differ, or a rank is lost.
 pub fn dispatch<B: Backend>(x: Tensor<B, 2>, ends: Tensor<B, 1, Int>, weight: &Tensor<B, 3>) -> Dispatched<B> {
     let rows = find::<B>().and_then(|functions| {
         let [x, weight] = [x.clone().into_primitive().tensor(), weight.clone().into_primitive().tensor()];

@@ -60,7 +60,7 @@ impl<B: Float8Backend> Route<B> {
     ///
     /// # Panics
     ///
-    /// If there are not as many ends as experts.
+    /// If the numbers of ends and experts differ.
     pub(super) fn new(hooks: &Arc<dyn ExpertHooks<B>>, rows: usize, ends: &IntTensor<B>, device: &Device<B>) -> Self {
         let ExpertLayout { experts, chunk, rank } = hooks.layout();
         let own: Vec<u32> = ranges::<B>(ends, rows).iter().map(|rows| rows.len() as u32).collect();
@@ -117,7 +117,7 @@ impl<B: Float8Backend> Route<B> {
     /// All M rows, from the rows of experts.
     fn with_rest(&self, own: FloatTensor<B>) -> FloatTensor<B> {
         let sent = self.exchange.sent.iter().sum::<usize>();
-        if sent == self.rows {
+        if sent == self.rows && sent > 0 {
             return own;
         }
         let (cols, dtype, device) = (own.shape()[1], FloatDType::from(own.dtype()), B::float_device(&own));

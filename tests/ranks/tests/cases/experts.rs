@@ -16,7 +16,9 @@ type Inner = <B as AutodiffBackend>::InnerBackend;
 
 /// Experts, which neither two nor four ranks divide; of four ranks the last has none.
 const EXPERTS: usize = 5;
-const [K, N]: [usize; 2] = [128, 256];
+/// Widths of the linears.
+const K: usize = 128;
+const N: usize = 256;
 
 pub fn config() -> ShardConfig {
     ShardConfig { experts: true, ..ShardConfig::default() }
@@ -165,7 +167,7 @@ pub fn codes_are_those_of_all_tokens() {
     }
 }
 
-/// Rows travel there and back, once for a mixture, and weights never. Backward moves as many.
+/// Rows travel there and back, once for a mixture, and so do gradients. Weights never travel.
 pub fn bytes_of_rows() {
     let (comm, device) = (world(), Default::default());
     let batches = Batches::new(comm.world_size(), |rank, expert| 3 + rank + 2 * expert);

@@ -85,7 +85,7 @@ impl Group {
         Ok(Pending::flight(self.transfer(operation, &collective, send)?))
     }
 
-    /// Starts an exchange of as many elements as each pair of ranks has agreed on.
+    /// Starts an exchange. Each pair of ranks has agreed on a number of elements.
     pub(in crate::comm) fn all_to_all_v<T: Element>(
         &self,
         label: &str,
@@ -103,8 +103,8 @@ impl Group {
         let counts = counts.map(|counts: Vec<usize>| counts.into_iter().map(|count| count as c_int).collect::<Vec<_>>());
         let mut receive = vec![T::default(); all_received];
         let state = &mut self.world.lock();
-        // SAFETY: `send` and `receive` have as many elements as the counts say. All buffers live until the
-        // request is done, or are leaked.
+        // SAFETY: `send` and `receive` have the lengths of the counts. All buffers live until the request is
+        // done, or are leaked.
         let (code, request) = unsafe {
             let [send_begins, receive_begins, sent, received] = counts.each_ref().map(|counts| counts.as_ptr());
             let (from, to) = (send.as_ptr().cast(), receive.as_mut_ptr().cast());
