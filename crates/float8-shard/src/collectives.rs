@@ -49,12 +49,7 @@ pub trait DeviceCollectives<B: Float8Backend> {
     ///
     /// # Errors
     /// [`ShardError`].
-    fn all_to_all(
-        &self,
-        label: &str,
-        rows: FloatTensor<B>,
-        exchange: &Exchange,
-    ) -> Result<FloatTensor<B>, ShardError>;
+    fn all_to_all(&self, label: &str, rows: FloatTensor<B>, exchange: &Exchange) -> Result<FloatTensor<B>, ShardError>;
 }
 
 /// Partition of a whole matrix's operand over ranks.

@@ -49,7 +49,13 @@ pub struct ShardConfig {
 
 impl Default for ShardConfig {
     fn default() -> Self {
-        Self { replicate: 1, shard: -1, reshard: Reshard::default(), reduce_dtype: ReduceDtype::default(), experts: false }
+        Self {
+            replicate: 1,
+            shard: -1,
+            reshard: Reshard::default(),
+            reduce_dtype: ReduceDtype::default(),
+            experts: false,
+        }
     }
 }
 

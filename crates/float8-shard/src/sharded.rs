@@ -256,8 +256,7 @@ impl Sharded {
 
     /// Shape of the whole parameter.
     pub fn whole_shape<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Vec<usize> {
-        Sharding::of_parameter(parameter)
-            .map_or_else(|| parameter.dims().to_vec(), |sharding| sharding.whole.clone())
+        Sharding::of_parameter(parameter).map_or_else(|| parameter.dims().to_vec(), |sharding| sharding.whole.clone())
     }
 
     /// Gathers whole parameters from the shards of all ranks. All ranks call it. The result has no

@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
-use burn_backend::{Backend, TensorMetadata};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, TensorMetadata};
 use parking_lot::RwLock;
 
 use super::{Direction, Float8, Route};

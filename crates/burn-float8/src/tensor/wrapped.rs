@@ -63,11 +63,8 @@ pub trait Wrapped: Backend + sealed::Sealed {
     ) -> FloatTensor<Self>;
     /// Rows on the way of their route.
     #[doc(hidden)]
-    fn expert_rows(
-        rows: FloatTensor<Self>,
-        route: &Arc<Route<Self::Plain>>,
-        direction: Direction,
-    ) -> FloatTensor<Self>;
+    fn expert_rows(rows: FloatTensor<Self>, route: &Arc<Route<Self::Plain>>, direction: Direction)
+    -> FloatTensor<Self>;
     /// Rows of a table, which may be sharded.
     #[doc(hidden)]
     fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self>;

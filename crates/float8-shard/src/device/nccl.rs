@@ -149,18 +149,13 @@ where
                 words / ranks * if values.dtype == DType::BF16 { 2 } else { 1 }
             }
             Operation::AllReduceSum | Operation::AllReduceMaxBits => words,
-            Operation::AllToAll | Operation::AllGatherBytes => unreachable!("{operation:?} has another method, or none"),
+            Operation::AllToAll | Operation::AllGatherBytes => unreachable!("{operation:?} is not started here"),
         };
         let launched = self.launch(operation, label, vec![(values, shape, count)])?;
         Ok(Box::new(move || Ok(launched.land()?.remove(0))))
     }
 
-    fn all_to_all(
-        &self,
-        label: &str,
-        rows: CubeTensor<R>,
-        exchange: &Exchange,
-    ) -> Result<CubeTensor<R>, ShardError> {
+    fn all_to_all(&self, label: &str, rows: CubeTensor<R>, exchange: &Exchange) -> Result<CubeTensor<R>, ShardError> {
         let (from, received) = (into_contiguous(rows), exchange.received.iter().sum::<usize>());
         let (shape, size) = (Shape::from(vec![received.max(1), from.shape()[1]]), from.dtype.size());
         let handle = match received {

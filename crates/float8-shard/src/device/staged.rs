@@ -100,17 +100,12 @@ where
             }
             Operation::AllReduceSum => bits(comm.all_reduce_sum(label, floats(words))?),
             Operation::AllReduceMaxBits => as_they_are(comm.all_reduce_max_bits(label, words)?),
-            Operation::AllToAll | Operation::AllGatherBytes => unreachable!("{operation:?} has another method, or none"),
+            Operation::AllToAll | Operation::AllGatherBytes => unreachable!("{operation:?} is not started here"),
         };
         Ok(Box::new(move || Ok(up(&values, shape, &started()?))))
     }
 
-    fn all_to_all(
-        &self,
-        label: &str,
-        rows: CubeTensor<R>,
-        exchange: &Exchange,
-    ) -> Result<CubeTensor<R>, ShardError> {
+    fn all_to_all(&self, label: &str, rows: CubeTensor<R>, exchange: &Exchange) -> Result<CubeTensor<R>, ShardError> {
         let cols = rows.shape()[1];
         let (exchange, received) = (words_of(&rows, exchange), exchange.received.iter().sum::<usize>().max(1));
         let mut words = down(&rows);

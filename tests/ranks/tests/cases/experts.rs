@@ -152,7 +152,8 @@ pub fn codes_are_those_of_all_tokens() {
                     let expected = bits(select(whole.clone(), &of_rank));
                     assert!(bits(found.clone()) == expected, "{recipe:?}, {name}, {is_once}: {of} on rank {rank}");
                 }
-                for (of, found, whole) in [("up", 0), ("down", 1)].map(|(of, i)| (of, &found.weights[i], &whole.weights[i]))
+                for (of, found, whole) in
+                    [("up", 0), ("down", 1)].map(|(of, i)| (of, &found.weights[i], &whole.weights[i]))
                 {
                     assert_eq!(found.dims()[0], chunk);
                     if own.is_empty() {

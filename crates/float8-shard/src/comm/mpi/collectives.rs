@@ -98,9 +98,11 @@ impl Group {
         let _order = self.world.order.lock();
         // Ranks may give different amounts, so none is compared.
         let collective = self.begin(Operation::AllToAll, label, 0)?;
-        let begins = |counts: &[usize]| counts.iter().scan(0, |end, count| Some(mem::replace(end, *end + count))).collect();
+        let begins =
+            |counts: &[usize]| counts.iter().scan(0, |end, count| Some(mem::replace(end, *end + count))).collect();
         let counts = [begins(&sent), begins(&received), sent, received];
-        let counts = counts.map(|counts: Vec<usize>| counts.into_iter().map(|count| count as c_int).collect::<Vec<_>>());
+        let counts =
+            counts.map(|counts: Vec<usize>| counts.into_iter().map(|count| count as c_int).collect::<Vec<_>>());
         let mut receive = vec![T::default(); all_received];
         let state = &mut self.world.lock();
         // SAFETY: `send` and `receive` have the lengths of the counts. All buffers live until the request is
@@ -110,8 +112,7 @@ impl Group {
             let (from, to) = (send.as_ptr().cast(), receive.as_mut_ptr().cast());
             let (of, mut request) = (T::equivalent_datatype().as_raw(), ffi::RSMPI_REQUEST_NULL);
             let (comm, out) = (self.comm.0, &mut request);
-            let code =
-                ffi::MPI_Ialltoallv(from, sent, send_begins, of, to, received, receive_begins, of, comm, out);
+            let code = ffi::MPI_Ialltoallv(from, sent, send_begins, of, to, received, receive_begins, of, comm, out);
             (code, request)
         };
         check(&collective, code).map_err(|error| self.world.die(state, &collective, error))?;
@@ -202,7 +203,14 @@ impl Group {
             (code, request)
         };
         check(collective, code).map_err(|error| self.world.die(state, collective, error))?;
-        Ok(InFlight { group: self.clone(), collective: collective.clone(), request, send, receive, counts: Default::default() })
+        Ok(InFlight {
+            group: self.clone(),
+            collective: collective.clone(),
+            request,
+            send,
+            receive,
+            counts: Default::default(),
+        })
     }
 }
 
