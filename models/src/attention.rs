@@ -99,7 +99,6 @@ impl<B: Backend> Attention<B> {
         // With tensor parallelism, x has this rank's tokens, and q, k and v its heads of all tokens.
         let heads = |x: Tensor<B, 2>| {
             let heads = x.dims()[1] / self.head_dim;
-            assert!(heads > 0, "more ranks of tensor parallelism than key heads");
             x.reshape([batch, len, heads, self.head_dim])
         };
         let q = heads(self.q_proj.forward(x.clone()));

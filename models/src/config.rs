@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use anyhow::bail;
+use float8_shard::ParallelPlan;
 use serde_json::{Map, Value, json};
-use trainer::config::similar;
+use trainer::config::{require, similar};
 use trainer::hf::HfReader;
 use trainer::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 
@@ -12,6 +13,7 @@ use crate::ARCHITECTURES;
 use crate::architecture::{DecoderConfig, presets};
 use crate::dims::{Dimensions, MoeConfig};
 use crate::hf;
+use crate::parallel::tensor_plan;
 use crate::rope::frequencies;
 
 /// Keys of a mixture of experts in `model.overrides`.
@@ -98,6 +100,15 @@ impl ModelConfig for DecoderConfig {
     fn high_precision_linears(&self) -> Vec<&'static str> {
         let names = [(!self.dims.tie_word_embeddings, "lm_head"), (self.dims.moe.is_some(), "moe.router")];
         names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name).collect()
+    }
+
+    fn tensor_plan(&self, ranks: usize) -> anyhow::Result<ParallelPlan> {
+        let Dimensions { num_kv_heads, moe, .. } = self.dims;
+        let tensor = |holds, reason: &str| require("parallelism.tensor", ranks, holds, reason);
+        tensor(moe.is_none(), "a mixture of experts has no plan of tensor parallelism")?;
+        let reason = format!("does not divide the model's num_key_value_heads, {num_kv_heads}");
+        tensor(num_kv_heads.is_multiple_of(ranks), &reason)?;
+        Ok(tensor_plan(&self.dims))
     }
 
     fn fused_linears(&self) -> Vec<&'static [&'static str]> {

@@ -116,8 +116,9 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
             // A matmul, not a linear: a tied output layer has no name for a filter, so it never
             // runs in FP8.
             None => {
-                let weight = full_tensor(self.output_weight().cast(hidden.dtype()));
-                parallel_tokens(hidden, &weight).matmul(weight.transpose())
+                let table = self.output_weight();
+                let weight = full_tensor(table.clone().cast(hidden.dtype()));
+                parallel_tokens(hidden, &table).matmul(weight.transpose())
             }
         };
         logits.cast(DType::F32)

@@ -11,6 +11,7 @@
 //! mlp         swiglu; for E experts per token E times swiglu,
 //!             and their outputs                                 M · (2E + 1) · H · element
 //! ```
+//! With tensor parallelism each rank has its part of heads, I and the residual, and norm(h) of all tokens.
 //! Q is heads · head_dim, K is kv_heads · head_dim, I the width of the SwiGLU; element, input and
 //! output are the bytes of [`BatchShape`].
 
@@ -24,10 +25,11 @@ impl Dimensions {
     /// Bytes that one layer keeps of a batch, without positions and masks. Arithmetic saturates at
     /// 64 bits.
     pub fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes {
-        let BatchShape { rows, element, linear_input, attention_output } = *shape;
+        let BatchShape { rows, element, linear_input, attention_output, ranks } = *shape;
         let [hidden, heads, kv_heads, head_dim] =
             [self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim].map(|size| Saturating(size as u64));
-        let [rows, element, attention_output] = [rows, element, attention_output].map(Saturating);
+        let [rows, element, attention_output, ranks] = [rows, element, attention_output, ranks].map(Saturating);
+        let (heads, kv_heads) = (heads / ranks, kv_heads / ranks);
         let [two, three] = [2, 3].map(Saturating);
         let (q, k) = (heads * head_dim, kv_heads * head_dim);
         let input = |elements: Saturating<u64>| Saturating((elements.0 as f64 * linear_input) as u64);
@@ -36,7 +38,7 @@ impl Dimensions {
             + attention_output * q
             + Saturating(4) * heads
             + input(hidden + q);
-        let intermediate = Saturating(self.intermediate_size as u64);
+        let intermediate = Saturating(self.intermediate_size as u64) / ranks;
         let swiglu = input(hidden + intermediate) + two * element * intermediate;
         let (swiglu, outputs) = match self.moe {
             None => (swiglu, Saturating(0)),
@@ -48,8 +50,8 @@ impl Dimensions {
             }
         };
         LayerBytes {
-            input: (rows * element * hidden).0,
-            residual: (rows * two * element * hidden).0,
+            input: (rows * element * hidden / ranks).0,
+            residual: (rows * two * element * hidden / ranks).0,
             attention: (rows * attention).0,
             mlp: (rows * (swiglu + outputs)).0,
             swiglu: (rows * swiglu).0,

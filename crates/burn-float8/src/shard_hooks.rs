@@ -15,6 +15,7 @@ use crate::error::Float8Error;
 use crate::layer::{Layer, Tag};
 pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map_param, map_params, visit_params};
 use crate::ops::functions::find;
+pub use crate::ops::matrix;
 pub use crate::profile::operation;
 use crate::stack::Float8Stack;
 pub use crate::step::PeerExchange;
@@ -24,11 +25,16 @@ pub use crate::tensor::{
     ShardingReport, SourcedWeight, WeightCache, WeightCast, shared,
 };
 use crate::tensor::{Float8Tensor, experts_of, parallel_of, source_of};
-use crate::terms::{Operand, Reason};
+use crate::terms::{Operand, Reason, Role};
 
-/// A new layer like `layer` with its configured policy, and with its weight from `source`.
+/// A new layer like `layer` with its configured policy and its part on this rank, and with its weight
+/// from `source`.
 pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn ShardHooks<B>>) -> Arc<Layer> {
-    Arc::new(copied(layer).with_source(source))
+    let new = copied(layer).with_source(source);
+    Arc::new(match parallel::<B>(layer) {
+        Some(part) => new.with_parallel(part),
+        None => new,
+    })
 }
 
 fn copied(layer: &Layer) -> Layer {
@@ -113,6 +119,14 @@ pub fn weight_granularities(policy: &Policy) -> [Option<Granularity>; 2] {
 /// it.
 pub fn keeps_weight_copies(policy: &Policy) -> bool {
     !matches!(policy, Policy::Float8(config) if config.force_recompute_fp8_weight_in_bwd())
+}
+
+/// Granularities of the copies of x and dy in FP8.
+pub fn token_granularities(policy: &Policy) -> Vec<Granularity> {
+    let Some(casts) = policy.casts() else { return vec![] };
+    let of_tokens = Operand::ALL.into_iter().filter(|operand| operand.role != Role::Weight);
+    let casts = of_tokens.map(|operand| casts[operand]).filter(|cast| !cast.is_disabled());
+    casts.map(|cast| cast.scaling_granularity).collect()
 }
 
 /// Granularity of the copy `[K, M]` of its input that a linear keeps for backward. None in high

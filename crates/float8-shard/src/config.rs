@@ -1,6 +1,7 @@
 //! [`ShardConfig`]: configuration of sharding, and the mesh of the ranks.
 use serde::{Deserialize, Serialize};
 
+use crate::comm::Communicator;
 use crate::error::ShardError;
 
 /// Lifetime of a gathered weight.
@@ -33,10 +34,12 @@ pub enum ReduceDtype {
 #[serde(deny_unknown_fields, default)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct ShardConfig {
-    /// Copies of the model. The number of ranks is `replicate` times `shard`.
+    /// Copies of the model. The number of ranks is `replicate` times `shard` times `tensor`.
     pub replicate: usize,
     /// Ranks that divide a copy. 1 keeps whole weights (DDP); -1 takes all the rest.
     pub shard: i64,
+    /// Ranks that divide each linear and read the same batches (tensor parallelism).
+    pub tensor: usize,
     /// When a gathered weight is freed.
     pub reshard: Reshard,
     /// Dtype of gradients exchanged between ranks. `bf16` halves the bytes: MPI adds them in f32,
@@ -52,6 +55,7 @@ impl Default for ShardConfig {
         Self {
             replicate: 1,
             shard: -1,
+            tensor: 1,
             reshard: Reshard::default(),
             reduce_dtype: ReduceDtype::default(),
             experts: false,
@@ -59,13 +63,15 @@ impl Default for ShardConfig {
     }
 }
 
-/// Ranks as replicas of shards: rank r has shard r mod `shard` of replica r / `shard`.
+/// Ranks as replicas of shards of parts: rank r has part r mod `tensor` of shard r / `tensor` mod `shard`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
     /// Number of replicas.
     pub replicate: usize,
     /// Number of shards of each replica.
     pub shard: usize,
+    /// Number of parts of each linear.
+    pub tensor: usize,
 }
 
 impl ShardConfig {
@@ -74,19 +80,31 @@ impl ShardConfig {
     /// # Errors
     /// [`ShardError::Mesh`].
     pub fn mesh(&self, ranks: usize) -> Result<Mesh, ShardError> {
-        let Self { replicate, shard, .. } = *self;
+        let Self { replicate, shard, tensor, .. } = *self;
         if ranks == 1 {
-            return Ok(Mesh { replicate: 1, shard: 1 });
+            return Ok(Mesh { replicate: 1, shard: 1, tensor: 1 });
         }
-        let shards = match shard {
-            -1 => ranks / replicate.max(1),
-            shard => usize::try_from(shard).unwrap_or(0),
+        let others = replicate.checked_mul(tensor).filter(|others| *others > 0);
+        let shards = match (shard, others) {
+            (-1, Some(others)) => ranks / others,
+            (shard, _) => usize::try_from(shard).unwrap_or(0),
         };
-        let mesh = Mesh { replicate, shard: shards };
-        if replicate.checked_mul(shards) == Some(ranks) {
-            Ok(mesh)
-        } else {
-            Err(ShardError::Mesh { replicate, shard, ranks })
+        match others.and_then(|others| others.checked_mul(shards)) {
+            Some(all) if all == ranks => Ok(Mesh { replicate, shard: shards, tensor }),
+            _ => Err(ShardError::Mesh { replicate, shard, tensor, ranks }),
+        }
+    }
+
+    /// Ranks that divide this rank's linears, for [`TensorParallel::apply`](crate::TensorParallel::apply).
+    /// All ranks call it.
+    ///
+    /// # Errors
+    /// [`ShardError::Mesh`]; the errors of the ranks.
+    pub fn tensor_ranks(&self, comm: &Communicator) -> Result<Communicator, ShardError> {
+        match self.mesh(comm.world_size())?.tensor {
+            1 => Ok(Communicator::solo()),
+            tensor if tensor == comm.world_size() => Ok(comm.clone()),
+            tensor => comm.split(comm.rank() / tensor),
         }
     }
 }
@@ -97,17 +115,23 @@ mod tests {
 
     #[test]
     fn a_mesh_has_all_ranks() {
-        let mesh = |replicate, shard, ranks| {
-            let mesh = ShardConfig { replicate, shard, ..ShardConfig::default() }.mesh(ranks);
-            mesh.map(|mesh| [mesh.replicate, mesh.shard]).map_err(|error| error.to_string())
+        let mesh = |[replicate, tensor]: [usize; 2], shard, ranks| {
+            let mesh = ShardConfig { replicate, shard, tensor, ..ShardConfig::default() }.mesh(ranks);
+            mesh.map(|mesh| [mesh.replicate, mesh.shard, mesh.tensor]).map_err(|error| error.to_string())
         };
-        assert_eq!(mesh(1, -1, 4), Ok([1, 4]));
-        assert_eq!(mesh(2, -1, 4), Ok([2, 2]));
-        assert_eq!(mesh(4, 1, 4), Ok([4, 1]));
-        assert_eq!(mesh(7, 9, 1), Ok([1, 1]));
-        for (replicate, shard) in [(3, -1), (0, -1), (0, 4), (2, 1), (1, 0), (1, -2), (8, -1), (usize::MAX, 4)] {
-            let error = mesh(replicate, shard, 4).unwrap_err();
-            assert!(error.contains(&format!("parallelism.shard = {shard} do not make 4 ranks")), "{error}");
+        assert_eq!(mesh([1, 1], -1, 4), Ok([1, 4, 1]));
+        assert_eq!(mesh([2, 1], -1, 4), Ok([2, 2, 1]));
+        assert_eq!(mesh([4, 1], 1, 4), Ok([4, 1, 1]));
+        assert_eq!(mesh([2, 2], -1, 8), Ok([2, 2, 2]));
+        assert_eq!(mesh([1, 4], -1, 4), Ok([1, 1, 4]));
+        assert_eq!(mesh([7, 5], 9, 1), Ok([1, 1, 1]));
+        let one = |replicate, shard| ([replicate, 1], shard);
+        let others =
+            [one(3, -1), one(0, -1), one(0, 4), one(2, 1), one(1, 0), one(1, -2), one(8, -1), one(usize::MAX, 4)];
+        for ([replicate, tensor], shard) in others.into_iter().chain([([1, 0], -1), ([1, 3], -1), ([2, 2], 2)]) {
+            let error = mesh([replicate, tensor], shard, 4).unwrap_err();
+            let words = format!("shard = {shard} and tensor = {tensor} do not make 4 ranks");
+            assert!(error.contains(&words), "{error}");
         }
     }
 }

@@ -114,14 +114,16 @@ pub enum ShardError {
     },
     /// The mesh has another number of ranks than the job.
     #[error(
-        "parallelism.replicate = {replicate} and parallelism.shard = {shard} do not make {ranks} ranks: their product is the number of \
-         ranks, and shard = -1 takes the rest"
+        "parallelism.replicate = {replicate}, shard = {shard} and tensor = {tensor} do not make {ranks} ranks: their product is the \
+         number of ranks, and shard = -1 takes the rest"
     )]
     Mesh {
         /// [`ShardConfig::replicate`](crate::ShardConfig::replicate).
         replicate: usize,
         /// [`ShardConfig::shard`](crate::ShardConfig::shard).
         shard: i64,
+        /// [`ShardConfig::tensor`](crate::ShardConfig::tensor).
+        tensor: usize,
         /// Number of ranks.
         ranks: usize,
     },

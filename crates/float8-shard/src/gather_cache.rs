@@ -3,13 +3,13 @@
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::{Float8Backend, in_dtype};
-use burn_float8::shard_hooks::{CastAmax, SourcedWeight, WeightCast};
-use burn_std::Shape;
+use burn_float8::shard_hooks::{CastAmax, ParallelStyle, SourcedWeight, WeightCast};
+use burn_std::{Shape, Slice};
 use float8_kernels::{Cast, Granularity};
 
 use crate::collectives::ShardedAxis;
-use crate::operand::Gathering;
-use crate::sharding::Sharding;
+use crate::operand::{Gathering, cropped};
+use crate::sharding::{Sharding, TensorPart};
 use crate::values::{column_amaxes, tensor_amax};
 
 /// Cached state; see the module.
@@ -24,8 +24,10 @@ pub(crate) struct GatherCache<B: Float8Backend> {
 pub(crate) enum AmaxOf {
     /// All elements: `[1]`.
     Tensor,
-    /// Each column: `[N]`.
+    /// Each column: `[N]` of all parts.
     Columns,
+    /// Each row of all shards, whose columns are divided by tensor parallelism.
+    Rows,
 }
 
 /// Operand whose gather is in flight.
@@ -56,10 +58,45 @@ impl Key {
 }
 
 impl AmaxOf {
-    fn own<B: Float8Backend>(self, rows: FloatTensor<B>) -> FloatTensor<B> {
-        match self {
+    /// Amaxes that the scales of a cast need from other ranks.
+    fn of_cast<B: Float8Backend>(cast: &WeightCast<'_, B>) -> Option<Self> {
+        match cast.cast().granularity {
+            Granularity::Tensor => Some(Self::Tensor),
+            _ if cast.scales_columns() => Some(Self::Columns),
+            _ => cast.divides_rows().then_some(Self::Rows),
+        }
+    }
+
+    /// Place of this rank's amaxes among the whole weight's, and the number of those. None if they are the
+    /// same.
+    fn place<B: Float8Backend>(self, sharding: &Sharding<B>) -> Option<([Slice; 1], usize)> {
+        let (rank, ranks, len) = match (self, sharding.part) {
+            (Self::Columns, Some(TensorPart { style: ParallelStyle::Colwise, rank, ranks })) => {
+                (rank, ranks, sharding.logical[1])
+            }
+            (Self::Rows, _) => (sharding.world.shard.comm.rank(), sharding.ranks(), sharding.chunk),
+            _ => return None,
+        };
+        Some(([Slice::from(rank * len..(rank + 1) * len)], ranks * len))
+    }
+
+    /// Amaxes of this rank's rows, at their place among the whole weight's; zeros elsewhere.
+    fn own<B: Float8Backend>(self, sharding: &Sharding<B>, rows: FloatTensor<B>) -> FloatTensor<B> {
+        let own = match self {
             Self::Tensor => tensor_amax::<B>(rows),
             Self::Columns => column_amaxes::<B>(rows),
+            Self::Rows => column_amaxes::<B>(B::float_transpose(rows)),
+        };
+        let Some((place, all)) = self.place(sharding) else { return own };
+        let zeros = B::float_zeros(Shape::from(vec![all]), &B::float_device(&own), own.dtype().into());
+        B::float_slice_assign(zeros, &place, own)
+    }
+
+    /// Amaxes of this rank's rows or columns, from the whole weight's.
+    fn part<B: Float8Backend>(self, sharding: &Sharding<B>, all: FloatTensor<B>) -> FloatTensor<B> {
+        match self.place(sharding) {
+            Some((place, _)) => B::float_slice(all, &place),
+            None => all,
         }
     }
 }
@@ -94,40 +131,41 @@ impl<B: Float8Backend> GatherCache<B> {
     fn cast_and_start(&self, sharding: &Sharding<B>, cast: &WeightCast<'_, B>) -> Started<B> {
         let amax = |of: AmaxOf| {
             let known = self.amaxes.iter().find(|(known, _)| *known == of).map(|(_, amax)| amax.clone());
-            known.unwrap_or_else(|| sharding.reduce_amax(of.own::<B>(cast.rows())))
+            of.part(sharding, known.unwrap_or_else(|| sharding.reduce_amax(of.own(sharding, cast.rows()))))
         };
-        let own = || amax(AmaxOf::Tensor);
-        let rows = match cast.scales_columns() {
-            // One extra row with the amax of each column, so that its scale covers the whole
-            // column.
-            true => {
-                let rows = cast.rows();
-                let columns = B::float_reshape(amax(AmaxOf::Columns), Shape::from(vec![1, rows.shape()[1]]));
-                let columns = in_dtype::<B>(columns, rows.dtype());
-                B::float_cat(vec![rows, columns], 0)
+        let (own, rows, device) = (|| amax(AmaxOf::Tensor), cast.rows(), cast.device());
+        let [len, width] = rows.shape().dims();
+        // One extra row or column of amaxes, so that each scale covers the whole column or row.
+        let with = |of: AmaxOf, axis: usize, shape: [usize; 2]| {
+            let amaxes = in_dtype::<B>(B::float_reshape(amax(of), Shape::from(shape.to_vec())), rows.dtype());
+            B::float_cat(vec![rows.clone(), amaxes], axis)
+        };
+        let (shard, amax) = match AmaxOf::of_cast(cast) {
+            Some(AmaxOf::Tensor) => cast.quantize(rows, Some(&own)),
+            Some(AmaxOf::Columns) => cast.quantize(with(AmaxOf::Columns, 0, [1, width]), None),
+            Some(AmaxOf::Rows) => {
+                let (shard, amax) = cast.quantize(with(AmaxOf::Rows, 1, [len, 1]), None);
+                (cropped::<B>(&shard, width, &device), amax)
             }
-            false => cast.rows(),
+            None => cast.quantize(rows, None),
         };
-        let has_one_scale = cast.cast().granularity == Granularity::Tensor;
-        let (shard, amax) = cast.quantize(rows, if has_one_scale { Some(&own) } else { None });
         let axis = ShardedAxis::of(cast.is_transposed());
-        Started { key: Key::of(cast), gathering: sharding.start_gather(&shard, axis, &cast.device()), amax }
+        Started { key: Key::of(cast), gathering: sharding.start_gather(&shard, axis, &device), amax }
     }
 }
 
 /// Amaxes of this rank's rows that a weight's casts need from all ranks and that are not yet known.
 pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> Vec<(AmaxOf, FloatTensor<B>)> {
+    let Some(sharding) = Sharding::<B>::of(weight.layer()) else { return vec![] };
     let mut cache = weight.cache();
     let kept: &mut GatherCache<B> = cache.get();
     let mut wanted: Vec<(AmaxOf, FloatTensor<B>)> = vec![];
     for cast in weight.casts() {
-        let of = match () {
-            _ if cast.scales_columns() => AmaxOf::Columns,
-            _ if cast.cast().granularity == Granularity::Tensor && !cast.is_scale_known() => AmaxOf::Tensor,
-            _ => continue,
+        let Some(of) = AmaxOf::of_cast(&cast).filter(|of| *of != AmaxOf::Tensor || !cast.is_scale_known()) else {
+            continue;
         };
         if !kept.amaxes.iter().chain(&wanted).any(|(known, _)| *known == of) {
-            wanted.push((of, of.own::<B>(cast.rows())));
+            wanted.push((of, of.own(&sharding, cast.rows())));
         }
     }
     wanted

@@ -1,4 +1,5 @@
-//! Gradients of replicated parameters, and of weights that no ranks divide, summed over all ranks.
+//! Gradients of replicated parameters, and of weights that no ranks divide, summed over
+//! ranks with other batches.
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
@@ -28,7 +29,7 @@ struct Replicated<B: Float8Stack> {
     gradient: Option<FloatTensor<B::Inner>>,
 }
 
-/// Waits, and sums the gradients of the parameters that `is_summed` names over all ranks.
+/// Waits, and sums the gradients of the parameters that `is_summed` names over the ranks with other batches.
 pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     world: &World<B::Inner>,
     model: &M,
@@ -36,7 +37,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     is_summed: impl Fn(ParamId, &FloatTensor<B>) -> bool,
 ) -> Result<(), ShardError> {
     wait::<B, M>(world, model, grads)?;
-    sum::<B, M>(&world.all, model, grads, is_summed)
+    sum::<B, M>(&world.data, model, grads, is_summed)
 }
 
 /// Sums the gradients of the parameters that `is_summed` names over a group of ranks.

@@ -32,12 +32,12 @@ mod parallel_part;
 
 mod full_tensor;
 mod gradients;
-mod plan;
 mod shard_params;
 mod shardable;
-
-mod sharded;
 mod tensor_parallel;
+
+mod plan;
+mod sharded;
 
 pub use backend::ShardBackend;
 pub use collectives::{DeviceCollectives, PendingOnDevice, ShardedAxis, Shards};

@@ -3,13 +3,14 @@ use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, TensorMetadata};
-use burn_float8::backend::{Float8Backend, HostCodes};
-use burn_float8::shard_hooks::{Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, in_dtype};
+use burn_float8::backend::Float8Backend;
+use burn_float8::shard_hooks::{Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, in_dtype, matrix};
 use burn_std::{Shape, Slice};
 use float8_kernels::Granularity;
 
 use crate::collectives::ShardedAxis;
 use crate::config::{ReduceDtype, ShardConfig};
+use crate::operand::cropped;
 use crate::sharding::{Sharding, alignment_of};
 use crate::values::{column_amaxes, tensor_amax};
 use crate::world::World;
@@ -29,7 +30,8 @@ impl<B: Float8Backend> Part<B> {
         Sharding::new(self.world.clone(), &self.name, shape, 1, config)
     }
 
-    /// This rank's part of a whole parameter, which is divided along an axis. A part stays.
+    /// This rank's part of a whole parameter, which is divided along an axis. A part stays, and so do
+    /// rows of a part's matrix, whose number `Sharded` checks.
     ///
     /// Panics, as Burn does, for any other shape.
     pub(crate) fn own(&self, value: FloatTensor<B>, whole: &[usize], axis: usize) -> FloatTensor<B> {
@@ -37,7 +39,7 @@ impl<B: Float8Backend> Part<B> {
         let mut own = whole.to_vec();
         own[axis] /= ranks;
         let shape = value.shape().to_vec();
-        if shape == own {
+        if shape == own || shape != whole && shape.len() > 1 && shape[1..] == own[1..] {
             return value;
         }
         let name = &self.name;
@@ -64,13 +66,6 @@ impl<B: Float8Backend> Part<B> {
             cast.role().name()
         );
     }
-}
-
-/// This rank's tensor as a matrix.
-fn matrix<B: Float8Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
-    let shape = t.shape();
-    let cols = shape[shape.num_dims() - 1];
-    B::float_reshape(t, Shape::from(vec![shape.num_elements() / cols.max(1), cols]))
 }
 
 impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
@@ -131,12 +126,4 @@ impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
         let sum = sharding.start_reduce_scatter(all).and_then(|started| started());
         sum.unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
-}
-
-/// Copy without the last columns of its contraction. Codes pass through the host.
-fn cropped<B: Float8Backend>(operand: &B::Operand, len: usize, device: &Device<B>) -> B::Operand {
-    let own = B::fp8_read(operand);
-    let [rows, k] = own.dims;
-    let codes = own.codes.chunks_exact(k).flat_map(|row| &row[..len]).copied().collect();
-    B::fp8_write(HostCodes { codes, dims: [rows, len], ..own }, device)
 }

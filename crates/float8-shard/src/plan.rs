@@ -9,7 +9,9 @@ use serde::Serialize;
 
 use crate::config::{Mesh, Reshard, ShardConfig};
 use crate::gradients::JOINED_ELEMENTS;
+use crate::shardable::module_of;
 use crate::sharding::{alignment, chunk};
+use crate::tensor_parallel::{ParallelPlan, TensorStyle, styles};
 
 /// Bytes per rank for a model and its AdamW training, without activations.
 ///
@@ -76,6 +78,7 @@ const INPUT_ROWS: usize = 1024;
 struct Planned {
     dims: Vec<usize>,
     kind: Kind,
+    style: Option<TensorStyle>,
     is_trained: bool,
 }
 
@@ -86,21 +89,22 @@ enum Kind {
 }
 
 impl ShardPlan {
-    /// Plans `model` on a mesh. Does not initialize lazy parameters. Parameters for whose
-    /// names `is_trained` returns false have neither gradients nor moments.
+    /// Plans `model` on a mesh, whose ranks of tensor parallelism divide it by `tensor`. Does not
+    /// initialize lazy parameters. Parameters for whose names `is_trained` returns false have neither
+    /// gradients nor moments.
     ///
     /// # Errors
     ///
     /// The errors of [`Float8Config::apply`].
     pub fn new<B: Backend, M: Module<B>>(
         model: &M,
-        mesh: Mesh,
+        (mesh, tensor): (Mesh, &ParallelPlan),
         config: ShardConfig,
         float8: Option<&Float8Config>,
         dtypes: PlanDtypes,
         is_trained: &dyn Fn(&str) -> bool,
     ) -> Result<Self, Float8Error> {
-        let parameters = parameters::<B, M>(model, float8, is_trained);
+        let mut parameters = parameters::<B, M>(model, tensor, float8, is_trained)?;
         let infos: Vec<_> = parameters.iter().filter_map(Planned::linear).collect();
         let mut policies = match float8 {
             Some(float8) => float8.resolve(&infos)?,
@@ -108,7 +112,8 @@ impl ShardPlan {
         }
         .into_iter();
         let (ranks, is_sum) = (mesh.shard, mesh.shard == 1 && mesh.replicate > 1);
-        let mut new = Self { ranks: mesh.replicate * mesh.shard, ..Self::default() };
+        parameters.iter_mut().for_each(|parameter| parameter.divide(mesh.tensor));
+        let mut new = Self { ranks: mesh.replicate * mesh.shard * mesh.tensor, ..Self::default() };
         let (mut copies, mut largest_passing, mut replicated) = (vec![], 0, 0);
         // Sums over the inputs of linears: elements and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);
@@ -217,6 +222,14 @@ impl Planned {
         dims
     }
 
+    /// Keeps a rank's part by tensor parallelism.
+    fn divide(&mut self, ranks: usize) {
+        match (self.style, &mut self.dims[..]) {
+            (Some(TensorStyle::Colwise), [.., len]) | (Some(TensorStyle::Rowwise), [len, _]) => *len /= ranks,
+            _ => {}
+        }
+    }
+
     /// Experts are divided, or whole.
     fn is_sharded(&self) -> bool {
         self.dims.len() == 2 && !matches!(self.kind, Kind::Replicated)
@@ -225,9 +238,11 @@ impl Planned {
 
 fn parameters<B: Backend, M: Module<B>>(
     model: &M,
+    tensor: &ParallelPlan,
     float8: Option<&Float8Config>,
     is_trained: &dyn Fn(&str) -> bool,
-) -> Vec<Planned> {
+) -> Result<Vec<Planned>, Float8Error> {
+    let styles = styles::<B, M>(model, tensor)?;
     let default = Float8Config::default();
     let mut planned = vec![];
     visit_params::<B, M>(model, |param| {
@@ -237,9 +252,11 @@ fn parameters<B: Backend, M: Module<B>>(
             (_, Some(_)) => Kind::Embedding,
             _ => Kind::Replicated,
         };
-        planned.push(Planned { dims, kind, is_trained: is_trained(&param.name()) });
+        let name = param.name();
+        let (style, is_trained) = (styles.get(module_of(&name)).copied(), is_trained(&name));
+        planned.push(Planned { dims, kind, style, is_trained });
     });
-    planned
+    Ok(planned)
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -272,7 +289,7 @@ mod tests {
     }
 
     fn mesh(shard: usize) -> Mesh {
-        Mesh { replicate: 1, shard }
+        Mesh { replicate: 1, shard, tensor: 1 }
     }
 
     const F32: PlanDtypes =
@@ -282,7 +299,10 @@ mod tests {
     #[test]
     fn bf16_takes_half() {
         let plan = |dtypes| {
-            ShardPlan::new::<Float8<Flex>, _>(&net(), mesh(1), ShardConfig::default(), None, dtypes, &|_| true).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&net(), (mesh(1), &vec![]), ShardConfig::default(), None, dtypes, &|_| {
+                true
+            })
+            .unwrap()
         };
         let (wide, narrow) = (plan(F32), plan(PlanDtypes { matrices: DType::BF16, moments: DType::BF16, ..F32 }));
         let expected = (wide.parameters + 2 * 4 * 40) / 2;
@@ -298,7 +318,10 @@ mod tests {
             let linear = Float8LinearConfig::new(Recipe::Blockwise);
             let config = Float8Config::from(linear.with_force_recompute_fp8_weight_in_bwd(recompute));
             let (model, config) = (net(), Some(&config));
-            ShardPlan::new::<Float8<Flex>, _>(&model, mesh(1), ShardConfig::default(), config, F32, &|_| true).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&model, (mesh(1), &vec![]), ShardConfig::default(), config, F32, &|_| {
+                true
+            })
+            .unwrap()
         };
         let (kept, passing) = (copies(false), copies(true));
         // Two weights of one size, each with copies for fprop and dgrad that share one scale.
@@ -310,7 +333,7 @@ mod tests {
     fn bytes_are_counted() {
         let plan = |ranks, reshard, float8: Option<&Float8Config>| {
             let config = ShardConfig { reshard, ..ShardConfig::default() };
-            ShardPlan::new::<Float8<Flex>, _>(&net(), mesh(ranks), config, float8, F32, &|_| true).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&net(), (mesh(ranks), &vec![]), config, float8, F32, &|_| true).unwrap()
         };
         let tensorwise = Float8Config::tensorwise();
         let four = plan(4, Reshard::AfterStep, Some(&tensorwise));

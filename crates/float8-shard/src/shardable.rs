@@ -5,14 +5,14 @@ use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 use burn_float8::Float8Stack;
 use burn_float8::config::{Granularity, LinearInfo};
-use burn_float8::shard_hooks::{self, FoundLinear, linears, read_f32, visit_params};
+use burn_float8::shard_hooks::{self, FoundLinear, ParallelStyle, linears, read_f32, visit_params};
 use burn_std::Slice;
 use serde::Serialize;
 
 use crate::all_reduce::flat;
 use crate::config::ShardConfig;
 use crate::error::ShardError;
-use crate::sharding::{BLOCK, Sharding, chunk};
+use crate::sharding::{BLOCK, Place, Sharding, TensorPart, chunk};
 use crate::world::World;
 
 /// Parameter of a sharded model.
@@ -24,16 +24,58 @@ pub struct ShardedParameter {
     pub shape: Vec<usize>,
     /// Begin and end of this rank's rows; None if the parameter is replicated.
     pub rows: Option<[usize; 2]>,
+    /// Begin and end of this rank's columns; None if it has all.
+    pub cols: Option<[usize; 2]>,
+    /// Whether the ranks of [`Sharded::shard_communicator`](crate::Sharded::shard_communicator) divide it.
+    pub is_shard: bool,
+    /// Whether the ranks of [`ShardConfig::tensor`] divide it.
+    pub is_part: bool,
+}
+
+/// Path of a parameter's module; the parameter's own, if it is the model.
+pub(crate) fn module_of(parameter: &str) -> &str {
+    parameter.rsplit_once('.').map_or(parameter, |(module, _)| module)
 }
 
 /// Implements [`Sharded::parameters`](crate::Sharded::parameters).
 pub(crate) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
     let mut parameters = vec![];
+    // Module and part of the last weight that ranks divide: its bias comes next.
+    let mut of_weight: Option<(String, TensorPart)> = None;
     visit_params::<B, M>(model, |param| {
-        let sharding = param.float().and_then(|value| Sharding::of_value::<B>(&value));
-        let shape = sharding.as_ref().map_or_else(|| param.shape.to_vec(), |sharding| sharding.whole.clone());
-        let rows = sharding.map(|sharding| sharding.rows()).map(|rows| [rows.start, rows.end]);
-        parameters.push(ShardedParameter { name: param.name(), shape, rows });
+        let (name, value) = (param.name(), param.float());
+        let layer = value.as_ref().and_then(|value| B::layer(value));
+        let (is_shard, part) = match &layer {
+            Some(layer) => (
+                Sharding::<B::Inner>::of(layer).is_some_and(|sharding| sharding.is_divided()),
+                TensorPart::of::<B::Inner>(layer),
+            ),
+            None => (false, None),
+        };
+        let mut new = ShardedParameter {
+            name,
+            shape: param.shape.to_vec(),
+            rows: None,
+            cols: None,
+            is_shard,
+            is_part: part.is_some(),
+        };
+        let module = module_of(&new.name);
+        of_weight = part.map(|part| (module.into(), part)).or(of_weight.take());
+        match (value.and_then(|value| Place::of_value::<B>(&value)), &of_weight, &param.shape[..]) {
+            (Some(Place { shape, rows, cols }), ..) => {
+                new.rows = Some([rows.start, rows.end]);
+                new.cols = (cols.len() < shape[1]).then_some([cols.start, cols.end]);
+                new.shape = shape;
+            }
+            (None, Some((of, TensorPart { style: ParallelStyle::Colwise, ranks, rank })), [len]) if of == module => {
+                new.rows = Some([rank * len, (rank + 1) * len]);
+                new.shape = vec![ranks * len];
+                new.is_part = true;
+            }
+            _ => {}
+        }
+        parameters.push(new);
     });
     parameters
 }
@@ -46,7 +88,8 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
 ) -> Result<Vec<FoundLinear<B>>, ShardError> {
     let comm = &world.all.comm;
     let found = linears::<B, M>(model, None);
-    let own = check_own::<B, M>(model, &found)
+    let tensor = config.mesh(comm.world_size())?.tensor;
+    let own = check_own::<B, M>(model, &found, tensor)
         .and_then(|()| check_experts::<B>(&found, world, config))
         .and_then(|()| check_device::<B, M>(model, world));
     comm.all_ok("the model to shard", own)?;
@@ -74,7 +117,8 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
     texts.push(format!("{config:?}"));
     comm.agree("float8-shard's version", env!("CARGO_PKG_VERSION"))?;
     comm.agree("what is to be sharded", &texts.join("\n"))?;
-    comm.agree("the first values of parameters", &first_values.join("\n"))?;
+    // Other ranks have other parts.
+    world.data.comm.agree("the first values of parameters", &first_values.join("\n"))?;
     Ok(found)
 }
 
@@ -97,6 +141,12 @@ fn check_experts<B: Float8Stack>(
     world: &World<B::Inner>,
     config: ShardConfig,
 ) -> Result<(), ShardError> {
+    if config.experts && config.tensor > 1 {
+        return Err(ShardError::model(
+            "the model",
+            " cannot have its experts and its linears divided: `experts` needs `tensor` = 1",
+        ));
+    }
     for FoundLinear { info: LinearInfo { name, k, n }, weight, .. } in found.iter().filter(|_| config.experts) {
         let layer = weight.as_ref().and_then(|weight| Some((B::layer(weight)?, weight.shape())));
         let Some((layer, shape)) = layer.filter(|(_, shape)| shape.num_dims() == 3) else { continue };
@@ -111,7 +161,12 @@ fn check_experts<B: Float8Stack>(
     Ok(())
 }
 
-fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) -> Result<(), ShardError> {
+fn check_own<B: Float8Stack, M: Module<B>>(
+    model: &M,
+    found: &[FoundLinear<B>],
+    tensor: usize,
+) -> Result<(), ShardError> {
+    let mut is_divided = tensor == 1;
     for linear in found {
         let refused = |reason: &str| Err(ShardError::model(&linear.info.name, reason));
         let Some(weight) = &linear.weight else {
@@ -120,8 +175,12 @@ fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) 
         if linear.layer().is_some_and(|layer| Sharding::<B::Inner>::of(layer).is_some()) {
             return refused(" is sharded already");
         }
-        if linear.layer().is_some_and(|layer| shard_hooks::parallel::<B::Inner>(layer).is_some()) {
-            return refused(" is divided by TensorParallel, and is divided no further");
+        if let Some(TensorPart { ranks, .. }) = linear.layer().and_then(|layer| TensorPart::of::<B::Inner>(layer)) {
+            if ranks != tensor {
+                let reason = format!(" is divided by TensorParallel over {ranks} ranks, where `tensor` is {tensor}");
+                return refused(&reason);
+            }
+            is_divided = true;
         }
         if linear.layer().is_some_and(|layer| shard_hooks::has_matmul(layer)) {
             return refused(" is configured with `matmul`, and Tensor::matmul reads no sharded weight");
@@ -130,6 +189,10 @@ fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) 
             return refused(" is FP8-only, and such weights are not sharded: keep its values, or train on one rank");
         }
         check_dtype(&linear.info.name, weight.dtype())?;
+    }
+    if !is_divided {
+        let reason = format!(" has no linear that TensorParallel divides, where `tensor` is {tensor}");
+        return Err(ShardError::model("the model", reason));
     }
     let mut embeddings = vec![];
     visit_params::<B, M>(model, |param| {

@@ -25,7 +25,7 @@ use crate::gradients;
 use crate::prefetch::Prefetch;
 use crate::shard_params::{Divided, ShardSummary, divide};
 use crate::shardable::{ShardedParameter, check, parameters};
-use crate::sharding::Sharding;
+use crate::sharding::{Place, Sharding};
 use crate::world::World;
 
 /// Handle to the ranks of a sharded model.
@@ -50,6 +50,8 @@ use crate::world::World;
 pub struct Sharded {
     comm: Communicator,
     shard: Communicator,
+    copy: Communicator,
+    data: Communicator,
     replica: usize,
     /// `World` of the inner backend.
     world: Arc<dyn Any + Send + Sync>,
@@ -118,8 +120,9 @@ impl Sharded {
         }
         log::info!("{summary}");
         let requires_gradient_sync = world.requires_gradient_sync.clone();
-        let (shard, replica) = (world.shard.comm.clone(), world.replicate.comm.rank());
-        Ok((model, Self { comm: comm.clone(), shard, replica, world, requires_gradient_sync, summary }))
+        let [shard, copy, data] = [&world.shard, &world.copy, &world.data].map(|group| group.comm.clone());
+        let (comm, replica) = (comm.clone(), world.replicate.comm.rank());
+        Ok((model, Self { comm, shard, copy, data, replica, world, requires_gradient_sync, summary }))
     }
 
     fn world<B: Float8Backend>(&self) -> &World<B> {
@@ -131,10 +134,22 @@ impl Sharded {
         &self.comm
     }
 
-    /// Communicator of the ranks that divide this rank's copy of the model. A sum over shards, such
-    /// as the norm of gradients, is over these.
+    /// Communicator of the ranks that divide this rank's copy of the model, or its parts of the linears
+    /// with [`ShardConfig::tensor`].
     pub fn shard_communicator(&self) -> &Communicator {
         &self.shard
+    }
+
+    /// Communicator of the ranks that hold this rank's copy of the model, in all shards and parts. A sum
+    /// over a model, such as the norm of gradients, is over these.
+    pub fn copy_communicator(&self) -> &Communicator {
+        &self.copy
+    }
+
+    /// Communicator of the ranks with other batches, each of which has the same parts of linears. A sum
+    /// over batches, such as the loss, is over these.
+    pub fn data_communicator(&self) -> &Communicator {
+        &self.data
     }
 
     /// Index of this rank's copy of the model, from 0.
@@ -163,8 +178,8 @@ impl Sharded {
         let (places, own): (Vec<_>, Vec<_>) = weights.iter().flat_map(amaxes).unzip();
         if let Some(first) = own.first() {
             let (label, collectives) =
-                ("amaxes of all weights", world.shard.on_device(&<B::Inner>::float_device(first)));
-            let all = all_reduce(&self.shard, collectives.as_deref(), label, Operation::AllReduceMaxBits, own);
+                ("amaxes of all weights", world.copy.on_device(&<B::Inner>::float_device(first)));
+            let all = all_reduce(&self.copy, collectives.as_deref(), label, Operation::AllReduceMaxBits, own);
             for ((weight, of), amax) in places.into_iter().zip(all.unwrap_or_else(|error| panic!("{error}"))) {
                 weight.cache().get::<GatherCache<B::Inner>>().amaxes.push((of, amax));
             }
@@ -214,8 +229,10 @@ impl Sharded {
     }
 
     /// Waits as [`wait_for_gradients`](Self::wait_for_gradients) does, and sums the gradients of
-    /// replicated parameters over all ranks, in f32. With one shard per copy these are all
-    /// parameters. A parameter without a gradient on any rank still has none.
+    /// replicated parameters over the ranks with other batches, in f32. With one shard per copy these are
+    /// all parameters. A parameter without a gradient on any rank still has none. With tensor
+    /// parallelism call [`TensorParallel::reduce_gradients`](crate::TensorParallel::reduce_gradients)
+    /// after it.
     ///
     /// Call it at the end of a step: it drops gathers that were started and not read. Waits for the
     /// device, unless NCCL connects it.
@@ -248,19 +265,16 @@ impl Sharded {
         Sharding::of_parameter(parameter).is_some_and(|sharding| sharding.is_divided())
     }
 
-    /// Rows of the whole parameter on this rank; all rows if it is not sharded. A shard is padded
-    /// with zeros below them to the same number of rows on each rank.
-    pub fn rows<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Range<usize> {
-        Sharding::of_parameter(parameter).map_or_else(|| 0..parameter.dims()[0], |sharding| sharding.rows())
+    /// Places of this rank's elements in a whole weight: its rows and its columns. All, if no ranks divide
+    /// it. A shard is padded with zeros below its rows to the same number on each rank.
+    pub fn place<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> [Range<usize>; 2] {
+        let dims = parameter.dims();
+        let all = || [0..dims[0], 0..dims.get(1).copied().unwrap_or(1)];
+        Place::of_parameter(parameter).map_or_else(all, |place| [place.rows, place.cols])
     }
 
-    /// Shape of the whole parameter.
-    pub fn whole_shape<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Vec<usize> {
-        Sharding::of_parameter(parameter).map_or_else(|| parameter.dims().to_vec(), |sharding| sharding.whole.clone())
-    }
-
-    /// Gathers whole parameters from the shards of all ranks. All ranks call it. The result has no
-    /// FP8 configuration.
+    /// Gathers whole parameters from the shards of all ranks; of tensor-parallel parts, the parts. All
+    /// ranks call it. The result has no FP8 configuration.
     pub fn gather<B: Float8Stack, M: Module<B>>(model: M) -> M {
         shard_hooks::map_params::<B, M>(model, |param| {
             let value = param.float();

@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::config::LinearInfo;
 use burn_float8::shard_hooks::{self, Change, ParallelStyle, linears, map_params, visit_params};
-use burn_float8::{ApplyError, Float8Stack, Float8Tensor};
+use burn_float8::{ApplyError, Float8Error, Float8Stack, Float8Tensor};
 
 use crate::backend::ShardBackend;
 use crate::comm::Communicator;
@@ -26,8 +26,8 @@ use crate::config::ShardConfig;
 use crate::error::ShardError;
 use crate::gradients;
 use crate::parallel_part::Part;
-use crate::shardable::check;
-use crate::sharding::{Sharding, alignment};
+use crate::shardable::{check, module_of};
+use crate::sharding::{Sharding, alignment, alignment_of};
 use crate::world::World;
 
 /// Division of a module over ranks, in torchtitan's words.
@@ -53,13 +53,15 @@ pub struct TensorParallel {
     world: Arc<dyn Any + Send + Sync>,
     /// Whole parameters that read divided tokens.
     summed: Vec<ParamId>,
+    token_alignment: usize,
 }
 
 impl TensorParallel {
     /// Keeps this rank's columns or rows of each linear that the plan divides.
     ///
-    /// All ranks call it with the same model and equal parameter values, after
-    /// [`Float8Config::apply`](burn_float8::Float8Config::apply). Tokens are along the axis before the
+    /// All ranks of `comm` call it with the same model and equal parameter values, after
+    /// [`Float8Config::apply`](burn_float8::Float8Config::apply). In a mesh they are
+    /// [`ShardConfig::tensor_ranks`], and [`Sharded::apply`](crate::Sharded::apply) follows. Tokens are along the axis before the
     /// last: x of a `colwise` linear is `[.., S / ranks, K]`, and its y `[.., S, N / ranks]`. Rank r has
     /// the r-th of equal parts of the tokens of all sequences.
     ///
@@ -78,7 +80,7 @@ impl TensorParallel {
         let checked = World::<B::Inner>::new(comm, config).and_then(|world| {
             let found = check::<B, M>(&model, &world, config)?;
             comm.agree("the plan", &format!("{plan:?}"))?;
-            let styles = styles::<B, M>(&model, plan)?;
+            let styles = styles::<B, M>(&model, plan).map_err(|error| ShardError::model("", error.to_string()))?;
             check_weights::<B, M>(&model, &styles, comm.world_size())?;
             Ok((Arc::new(world), found, styles))
         });
@@ -134,11 +136,20 @@ impl TensorParallel {
             let together: Vec<_> = together.map(|(_, new, _)| new.clone()).collect();
             shard_hooks::set_peers::<B::Inner>(old, device, &together, peers.clone());
         }
-        Ok((model, Self { world, summed }))
+        let granularities =
+            layers.iter().flat_map(|(old, ..)| shard_hooks::token_granularities(&shard_hooks::configured(old)));
+        let token_alignment = granularities.map(alignment_of).max().unwrap_or(1);
+        Ok((model, Self { world, summed, token_alignment }))
     }
 
-    /// Sums gradients over all ranks, in f32: of the parameters of `sequence` modules, and of the biases
-    /// of `rowwise` linears.
+    /// Each rank's tokens must be a multiple of this, so that parts have whole blocks of their recipe.
+    pub fn token_alignment(&self) -> usize {
+        self.token_alignment
+    }
+
+    /// Sums gradients over these ranks, in f32: of the parameters of `sequence` modules, and of the biases
+    /// of `rowwise` linears. After [`Sharded::reduce_gradients`](crate::Sharded::reduce_gradients), if the
+    /// model is sharded too.
     ///
     /// # Errors
     /// [`ShardError`].
@@ -152,23 +163,17 @@ impl TensorParallel {
     }
 }
 
-/// Path of a parameter's module; the parameter's own, if it is the model.
-fn module_of(parameter: &str) -> &str {
-    parameter.rsplit_once('.').map_or(parameter, |(module, _)| module)
-}
-
 /// Style of each module that the plan names.
-fn styles<B: Float8Stack, M: Module<B>>(
+pub(crate) fn styles<B: Backend, M: Module<B>>(
     model: &M,
     plan: &ParallelPlan,
-) -> Result<BTreeMap<String, TensorStyle>, ShardError> {
+) -> Result<BTreeMap<String, TensorStyle>, Float8Error> {
     let mut modules: Vec<String> = vec![];
     visit_params::<B, M>(model, |param| modules.push(module_of(&param.name()).into()));
     modules.dedup();
     let mut styles = BTreeMap::new();
     for (pattern, style) in plan {
-        let found = shard_hooks::matching("plan", pattern, &modules);
-        let found = found.map_err(|error| ShardError::model("", error.to_string()))?;
+        let found = shard_hooks::matching("plan", pattern, &modules)?;
         styles.extend(found.into_iter().map(|i| (modules[i].clone(), *style)));
     }
     Ok(styles)

@@ -142,11 +142,11 @@ impl<B: Float8Backend> Sharding<B> {
         }))
     }
 
-    /// Amaxes of the whole weight from the amaxes of each rank's rows; NaN wins.
+    /// Amaxes of the whole weight from the amaxes of each rank of the copy; NaN wins.
     pub(crate) fn reduce_amax(&self, amax: FloatTensor<B>) -> FloatTensor<B> {
-        match self.ranks() {
+        match self.world.copy.size() {
             1 => amax,
-            _ => self.world.shard.max(&self.name, amax).unwrap_or_else(|error| self.fail(error)),
+            _ => self.world.copy.max(&self.name, amax).unwrap_or_else(|error| self.fail(error)),
         }
     }
 }

@@ -26,10 +26,14 @@ pub(crate) struct Group<B: Float8Backend> {
 pub(crate) struct World<B: Float8Backend> {
     /// All ranks.
     pub(crate) all: Group<B>,
-    /// Ranks that divide one copy of the model.
+    /// Ranks that divide one copy of the model's parts on this rank.
     pub(crate) shard: Group<B>,
     /// Ranks with the same rows, one of each copy.
     pub(crate) replicate: Group<B>,
+    /// Ranks of this rank's copy, with all parts of its linears.
+    pub(crate) copy: Group<B>,
+    /// Ranks with the same parts of linears and other batches.
+    pub(crate) data: Group<B>,
     /// See [`Sharded::set_requires_gradient_sync`](crate::Sharded::set_requires_gradient_sync).
     pub(crate) requires_gradient_sync: Arc<AtomicBool>,
     pub(crate) reduces: Reduces<B>,
@@ -37,15 +41,21 @@ pub(crate) struct World<B: Float8Backend> {
 
 impl<B: ShardBackend> World<B> {
     pub(crate) fn new(comm: &Communicator, config: ShardConfig) -> Result<Self, ShardError> {
-        let Mesh { replicate, shard: shards } = config.mesh(comm.world_size())?;
-        let (shard, replicate) = match (replicate, shards) {
-            (1, _) => (comm.clone(), Communicator::solo()),
-            (_, 1) => (Communicator::solo(), comm.clone()),
-            _ => (comm.split(comm.rank() / shards)?, comm.split(comm.rank() % shards)?),
+        let Mesh { replicate: replicas, shard: shards, tensor } = config.mesh(comm.world_size())?;
+        let group = |size: usize, color: usize| match size {
+            1 => Ok(Communicator::solo()),
+            all if all == comm.world_size() => Ok(comm.clone()),
+            _ => comm.split(color),
         };
-        let [all, shard, replicate] =
-            [comm.clone(), shard, replicate].map(|comm| Group { comm, collectives: B::collectives });
-        Ok(Self { all, shard, replicate, requires_gradient_sync: Arc::new(true.into()), reduces: Reduces::default() })
+        let (rank, of_copy) = (comm.rank(), shards * tensor);
+        let shard = group(shards, rank / of_copy * tensor + rank % tensor)?;
+        let replicate = group(replicas, rank % of_copy)?;
+        let copy = if tensor == 1 { shard.clone() } else { group(of_copy, rank / of_copy)? };
+        let data = if replicas == 1 { shard.clone() } else { group(replicas * shards, rank % tensor)? };
+        let [all, shard, replicate, copy, data] =
+            [comm.clone(), shard, replicate, copy, data].map(|comm| Group { comm, collectives: B::collectives });
+        let (requires_gradient_sync, reduces) = (Arc::new(true.into()), Reduces::default());
+        Ok(Self { all, shard, replicate, copy, data, requires_gradient_sync, reduces })
     }
 }
 

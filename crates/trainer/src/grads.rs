@@ -122,14 +122,19 @@ impl<B: AutodiffBackend> Squares<B> {
     ) -> Result<Tensor<B::InnerBackend, 1>, ShardError> {
         let mut ordered: Vec<_> = self.0.into_iter().collect();
         ordered.sort_unstable_by_key(|(_, (place, _))| *place);
-        let is_shard = |id: &ParamId| ranks.is_some_and(|ranks| ranks.has_shard(*id));
-        let (shards, sums): (Vec<_>, Vec<_>) = ordered.into_iter().partition(|(id, _)| is_shard(id));
-        let [shards, mut sums] =
-            [shards, sums].map(|sums| sums.into_iter().map(|(_, (_, sum))| sum).collect::<Vec<_>>());
-        if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
-            // Shards are summed over the ranks of a copy. Replicated parameters count once.
-            let own = sum(Tensor::cat(shards, 0)).into_data().iter::<f32>().collect();
-            let all = ranks.sum_of_shards("squares of the gradients", own)?;
+        let is_divided = |id: &ParamId| ranks.is_some_and(|ranks| ranks.is_divided(*id));
+        let (divided, sums): (Vec<_>, Vec<_>) = ordered.into_iter().partition(|(id, _)| is_divided(id));
+        let mut sums: Vec<_> = sums.into_iter().map(|(_, (_, sum))| sum).collect();
+        if let (Some(ranks), [_, ..]) = (ranks, &divided[..]) {
+            // Divided parameters are summed over the ranks of a copy, each element once. Replicated ones
+            // count once.
+            let own = divided.into_iter().filter(|(id, _)| ranks.is_first_with(*id)).map(|(_, (_, sum))| sum);
+            let own: Vec<_> = own.collect();
+            let own = match own.is_empty() {
+                true => vec![0.0],
+                false => sum(Tensor::cat(own, 0)).into_data().iter::<f32>().collect(),
+            };
+            let all = ranks.sum_of_copy("squares of the gradients", own)?;
             sums.push(Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32)));
         }
         Ok(match sums {

@@ -111,12 +111,13 @@ impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else { return param };
         let (id, tensor, mapper) = param.consume();
-        let (requires_grad, first_row) = (tensor.is_require_grad(), Sharded::rows(&tensor).start);
+        let (requires_grad, [rows, columns]) = (tensor.is_require_grad(), Sharded::place(&tensor));
         let step = ParameterStep {
             update: self.update,
             decay: self.update.decay(D >= 2 && self.path.embedding(D).is_none()),
             path: self.path.parameter_name(),
-            first_row,
+            first_row: rows.start,
+            first_column: columns.start,
         };
         let (value, state) = step.step(tensor.inner(), grad, self.states.remove(id));
         self.states.insert(id, state);

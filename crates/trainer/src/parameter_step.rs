@@ -54,6 +54,8 @@ pub(crate) struct ParameterStep<'a> {
     pub(crate) path: String,
     /// First row of the parameter in the whole tensor.
     pub(crate) first_row: usize,
+    /// First column.
+    pub(crate) first_column: usize,
 }
 
 /// A parameter and its moments, which do not exist before the first step.
@@ -126,7 +128,7 @@ impl ParameterStep<'_> {
     /// Calls `f` with the random bits for rounding one of the [`ROUNDED`].
     fn noise<T>(&self, what: usize, f: impl FnOnce(Noise<'_>) -> T) -> T {
         let Update { seed, step, .. } = self.update;
-        f(Noise { seed, step, name: &format!("{}{}", self.path, ROUNDED[what]) })
+        f(Noise { seed, step, name: &format!("{}{}", self.path, ROUNDED[what]), first_column: self.first_column })
     }
 
     /// Step composed of Burn's operations. If it rounds, large parameters are processed in groups
@@ -239,7 +241,13 @@ mod tests {
         let (mut value, mut moments) = (numbers::<B, D>("value", dims, dtype), None);
         for step in 0..3 {
             let update = Update { section, lr: 0.013, seed: 5, step, at_once: at_once.unwrap_or_default() };
-            let step = ParameterStep { update, decay: update.decay(D > 1), path: "layers.0.weight".into(), first_row };
+            let step = ParameterStep {
+                update,
+                decay: update.decay(D > 1),
+                path: "layers.0.weight".into(),
+                first_row,
+                first_column: 0,
+            };
             let grad = numbers(&format!("gradient {}", update.step), dims, dtype);
             let (new, after) = match at_once {
                 None => {

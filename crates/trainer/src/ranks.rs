@@ -1,14 +1,14 @@
-//! [`Ranks`]: processes that train one model together. Each has separate micro-batches and its rows
-//! of the parameters.
+//! [`Ranks`]: processes that train one model together. Each has its rows of the parameters and separate
+//! micro-batches, which the ranks of tensor parallelism share.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
+use burn::module::{AutodiffModule, Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Float8Stack;
-use float8_shard::{Communicator, ShardError, Sharded};
+use burn_float8::shard_hooks::visit_params;
+use float8_shard::{Communicator, ShardError, Sharded, ShardedParameter, TensorParallel};
 
 use crate::batches::Batch;
 
@@ -16,29 +16,49 @@ use crate::batches::Batch;
 #[derive(Clone, Debug)]
 pub struct Ranks {
     sharded: Sharded,
-    /// Sharded parameters.
-    shards: HashSet<ParamId>,
+    parallel: Option<TensorParallel>,
+    parameters: HashMap<ParamId, ShardedParameter>,
 }
 
 impl Ranks {
-    /// Ranks over which `model` is sharded.
-    pub fn new<B: Float8Stack, M: Module<B>>(sharded: Sharded, model: &M) -> Self {
-        struct Shards(HashSet<ParamId>);
-        impl<B: Float8Stack> ModuleVisitor<B> for Shards {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-                if Sharded::is_shard(&param.val()) {
-                    self.0.insert(param.id);
-                }
-            }
-        }
-        let mut shards = Shards(HashSet::new());
-        Module::<B>::visit(model, &mut shards);
-        Self { sharded, shards: shards.0 }
+    /// Ranks over which `model` is sharded, after `parallel` has divided its linears.
+    pub fn new<B: Float8Stack, M: Module<B>>(sharded: Sharded, parallel: Option<TensorParallel>, model: &M) -> Self {
+        let mut ids = vec![];
+        visit_params::<B, M>(model, |param| ids.push(param.id));
+        let parameters = ids.into_iter().zip(Sharded::parameters::<B, M>(model)).collect();
+        Self { sharded, parallel, parameters }
     }
 
-    /// Whether a parameter is sharded.
-    pub(crate) fn has_shard(&self, parameter: ParamId) -> bool {
-        self.shards.contains(&parameter)
+    /// Place of this rank's elements in a whole parameter.
+    pub(crate) fn parameter(&self, parameter: ParamId) -> Option<&ShardedParameter> {
+        self.parameters.get(&parameter)
+    }
+
+    /// Whether the ranks of a copy of the model have different elements of a parameter.
+    pub(crate) fn is_divided(&self, parameter: ParamId) -> bool {
+        self.parameter(parameter).is_some_and(|parameter| parameter.is_shard || parameter.is_part)
+    }
+
+    /// Whether this rank is the first of its copy of the model that has its elements of a parameter.
+    pub(crate) fn is_first_with(&self, parameter: ParamId) -> bool {
+        let (is_shard, is_part) =
+            self.parameter(parameter).map_or((false, false), |parameter| (parameter.is_shard, parameter.is_part));
+        (is_shard || self.sharded.shard_communicator().rank() == 0)
+            && (is_part || self.rank().is_multiple_of(self.tensor()))
+    }
+
+    /// Number of ranks that divide each linear and read the same batches.
+    pub(crate) fn tensor(&self) -> usize {
+        self.sharded.copy_communicator().world_size() / self.sharded.shard_communicator().world_size()
+    }
+
+    fn data(&self) -> &Communicator {
+        self.sharded.data_communicator()
+    }
+
+    /// Number of ranks with batches of their own.
+    pub(crate) fn readers(&self) -> usize {
+        self.data().world_size()
     }
 
     fn comm(&self) -> &Communicator {
@@ -60,25 +80,25 @@ impl Ranks {
         self.rank() == 0
     }
 
-    /// Whether this rank writes its shards: true for the ranks of the first replica.
-    pub(crate) fn writes_shards(&self) -> bool {
-        self.sharded.replica() == 0
+    /// Whether this rank saves its elements of a parameter: the first rank that has them.
+    pub(crate) fn saves(&self, parameter: ParamId) -> bool {
+        self.sharded.replica() == 0 && self.is_first_with(parameter)
     }
 
-    /// Sums over all ranks.
+    /// Sums over the ranks with batches of their own.
     ///
     /// # Errors
     /// [`ShardError`].
     pub fn sum(&self, what: &str, own: Vec<f32>) -> Result<Vec<f32>, ShardError> {
-        self.comm().all_reduce_sum(what, own)?.wait()
+        self.data().all_reduce_sum(what, own)?.wait()
     }
 
     /// Sums over the ranks that divide one copy of the model.
     ///
     /// # Errors
     /// [`ShardError`].
-    pub(crate) fn sum_of_shards(&self, what: &str, own: Vec<f32>) -> Result<Vec<f32>, ShardError> {
-        self.sharded.shard_communicator().all_reduce_sum(what, own)?.wait()
+    pub(crate) fn sum_of_copy(&self, what: &str, own: Vec<f32>) -> Result<Vec<f32>, ShardError> {
+        self.sharded.copy_communicator().all_reduce_sum(what, own)?.wait()
     }
 
     /// Returns a signal to stop if any rank received one: signals reach the ranks at different
@@ -94,16 +114,16 @@ impl Ranks {
 
     /// Indices of this rank's micro-batches of a step, in order, each with a factor for its loss.
     ///
-    /// Micro-batch `i` belongs to rank `i` modulo the number of ranks. All ranks run the same
+    /// Micro-batch `i` belongs to [reader](Self::readers) `i` modulo their number. All ranks run the same
     /// number, because each takes part in collectives. A micro-batch without targets is replaced by
     /// another of the same round with factor zero. A round without any targets is skipped by all.
     pub(crate) fn share(&self, batches: &[Batch]) -> Vec<(usize, f64)> {
         let has_targets = |index: &usize| batches.get(*index).is_some_and(|batch| batch.num_targets() > 0);
         let round = |first: usize| {
-            let own = Some(first + self.rank()).filter(has_targets).map(|index| (index, 1.0));
-            own.or_else(|| Some(((first..first + self.count()).find(has_targets)?, 0.0)))
+            let own = Some(first + self.data().rank()).filter(has_targets).map(|index| (index, 1.0));
+            own.or_else(|| Some(((first..first + self.readers()).find(has_targets)?, 0.0)))
         };
-        (0..batches.len()).step_by(self.count()).filter_map(round).collect()
+        (0..batches.len()).step_by(self.readers()).filter_map(round).collect()
     }
 
     /// Called before a step: one all-reduce for the scales of all weights.
@@ -137,6 +157,7 @@ impl Ranks {
         model: &M,
         grads: &mut GradientsParams,
     ) -> Result<(), ShardError> {
-        self.sharded.reduce_gradients::<B, M>(model, grads)
+        self.sharded.reduce_gradients::<B, M>(model, grads)?;
+        self.parallel.as_ref().map_or(Ok(()), |parallel| parallel.reduce_gradients::<B, M>(model, grads))
     }
 }

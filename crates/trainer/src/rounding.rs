@@ -33,12 +33,14 @@ pub struct Noise<'a> {
     pub step: usize,
     /// Name of the tensor.
     pub name: &'a str,
+    /// First column of the tensor in the whole one.
+    pub first_column: usize,
 }
 
 impl Noise<'_> {
     /// 16 bits per position for positions along an axis.
     pub fn keys(&self, axis: usize, places: Range<usize>) -> Vec<u16> {
-        let Self { seed, step, name } = self;
+        let Self { seed, step, name, .. } = self;
         let mut rng = Rng::named(*seed, &format!("rounding/{step}/{name}/{axis}")).after(places.start as u64);
         places.map(|_| (rng.next_u64() >> 48) as u16).collect()
     }
@@ -46,7 +48,7 @@ impl Noise<'_> {
     /// Bits for each axis of a tensor. Its rows are the rows of the whole tensor from `first_row`
     /// on.
     pub fn all_keys<const D: usize>(&self, dims: [usize; D], first_row: usize) -> Vec<Vec<u16>> {
-        let first = |axis| if axis == 0 { first_row } else { 0 };
+        let first = |axis| [first_row, self.first_column].get(axis).copied().unwrap_or(0);
         (0..D).map(|axis| self.keys(axis, first(axis)..first(axis) + dims[axis])).collect()
     }
 

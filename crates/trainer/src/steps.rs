@@ -73,7 +73,8 @@ type InnerScalar<B> = Tensor<<B as AutodiffBackend>::InnerBackend, 1>;
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
     /// New run of `config`, which is [valid](crate::job::RunConfig::validate). FP8 must already be
     /// applied to the model if the run uses it. With `ranks`, the model is sharded over them, all
-    /// must call the steps, and a step has `grad_accumulation` micro-batches per rank.
+    /// must call the steps, and a step has `grad_accumulation` micro-batches per rank, or per ranks of tensor
+    /// parallelism.
     ///
     /// # Errors
     /// [`Float8Error`] naming a trained linear whose weight is FP8 only.
@@ -108,7 +109,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// A checkpoint that cannot be read, and data that has changed.
     pub fn resume(mut self, saved: &SavedRun) -> Result<Self> {
         saved.restore_float8::<B, M>(&self.model)?;
-        self.optimizer = saved.load_moments::<B, M>(&self.model, self.config.optimizer)?;
+        self.optimizer = saved.load_moments::<B, M>(&self.model, self.config.optimizer, self.ranks.as_ref())?;
         self.after(saved.step(), saved.position())
     }
 
@@ -149,7 +150,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         if training.precision == Precision::Fp8 {
             set_float8_enabled(&*self.model, is_float8);
         }
-        let count = training.grad_accumulation * self.ranks.as_ref().map_or(1, Ranks::count);
+        let count = training.grad_accumulation * self.ranks.as_ref().map_or(1, Ranks::readers);
         let batches = (0..count).map(|_| self.batches.next_batch()).collect::<Result<Vec<_>, _>>()?;
         let lr = optimizer.schedule(training.steps.get()).at(self.done);
         let update = Update { section: optimizer, lr, seed: training.seed, step: self.done, at_once: AT_ONCE };

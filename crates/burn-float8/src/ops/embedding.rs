@@ -20,12 +20,13 @@ pub(super) fn is_narrow(dtype: DType) -> bool {
 
 /// Rows `indices: [batch, sequence]` of a table `weights: [V, H]`: `[batch, sequence, H]`.
 pub(super) fn forward<B: Float8Backend>(weights: Float8Tensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
-    if let Some(hooks) = weights.layer().and_then(|layer| parallel_of::<B>(layer)).cloned() {
-        return parallel::embedding(&hooks, weights.into_full(), indices);
-    }
+    let hooks = weights.layer().and_then(|layer| parallel_of::<B>(layer)).cloned();
     let dtype = weights.dtype();
     let weights = weights.into_whole(dtype);
-    B::embedding(weights, indices)
+    match hooks {
+        Some(hooks) => parallel::embedding(&hooks, weights, indices),
+        None => B::embedding(weights, indices),
+    }
 }
 
 /// Properties of the table that its gradient needs.

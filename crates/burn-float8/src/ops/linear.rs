@@ -8,6 +8,7 @@
 //!
 //! M is the product of the leading dimensions. x may be bf16 while w is an f32 master weight. Each
 //! is quantized from its own dtype. y and dx have x's dtype, dw has w's, db has b's.
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
@@ -197,7 +198,7 @@ pub(super) fn backward<B: Float8Backend>(
 ) -> [Option<FloatTensor<B>>; 3] {
     clear_shared_input_casts();
     let Saved { used, x: saved_input, w, x_shape, dims, statistics } = saved;
-    let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, used.dtypes.x));
+    let dy = GradOutput::<B> { own: Float8Tensor::new(in_dtype::<B>(dy, used.dtypes.x)), all: OnceCell::new() };
     statistics.count(&used.layer, &used.device);
     let dx = w.filter(|_| wanted.x).map(|w| {
         let tokens = Tokens::<B>::of(&used.layer);
@@ -206,19 +207,34 @@ pub(super) fn backward<B: Float8Backend>(
         tokens.reduced(Role::Input, dx)
     });
     let dw = wanted.w.then(|| wgrad(&GemmCall::new(&used, Gemm::Wgrad, dims), saved_input, x, &dy));
-    let db = wanted.bias.then(|| bias_grad::<B>(dy.into_full(), used.dtypes.bias, &used.device));
+    let db = wanted.bias.then(|| bias_grad::<B>(dy.own.into_full(), used.dtypes.bias, &used.device));
     [dx, dw, db]
+}
+
+/// dy of a backward.
+struct GradOutput<B: Float8Backend> {
+    /// This rank's tokens.
+    own: Float8Tensor<B>,
+    /// The tokens of all ranks in high precision, once a GEMM has read them.
+    all: OnceCell<FloatTensor<B>>,
+}
+
+impl<B: Float8Backend> GradOutput<B> {
+    fn gathered(&self, layer: &Layer) -> FloatTensor<B> {
+        let gather = || Tokens::<B>::of(layer).gathered(Role::GradOutput, self.own.full().clone());
+        self.all.get_or_init(gather).clone()
+    }
 }
 
 /// dx = dy · wᵀ. `w: [K, N]`, `dy: [.., N]`, dx: `[.., K]`.
 fn dgrad<B: Float8Backend>(
     call: &GemmCall<'_, B>,
     w: Float8Tensor<B>,
-    dy: &Float8Tensor<B>,
+    all_dy: &GradOutput<B>,
     shape: Shape,
     wants_wgrad: bool,
 ) -> FloatTensor<B> {
-    let (used, dtype) = (call.used, dy.dtype());
+    let (used, dy, dtype) = (call.used, &all_dy.own, all_dy.own.dtype());
     w.cache().note_dgrad();
     let dx = call.plan().map(|plan| {
         let both = wants_wgrad && plan.gemm(Gemm::Wgrad).is_ok();
@@ -234,8 +250,7 @@ fn dgrad<B: Float8Backend>(
             call.join(&w);
             return zeros::<B>(shape, dtype, &used.device);
         }
-        let dy = Tokens::<B>::of(&used.layer).gathered(Role::GradOutput, dy.full().clone());
-        call.run_high_precision(dy, w.into_whole(dtype), None, dtype)
+        call.run_high_precision(all_dy.gathered(&used.layer), w.into_whole(dtype), None, dtype)
     })
 }
 
@@ -245,10 +260,9 @@ fn wgrad<B: Float8Backend>(
     call: &GemmCall<'_, B>,
     saved_input: SavedInput<Arc<Fp8Copy<B>>>,
     x: Option<FloatTensor<B>>,
-    dy: &Float8Tensor<B>,
+    all_dy: &GradOutput<B>,
 ) -> FloatTensor<B> {
-    let (used, [_, k, n], dtype) = (call.used, call.dims, call.used.dtypes.w);
-    let tokens = Tokens::<B>::of(&used.layer);
+    let (used, dy, [_, k, n], dtype) = (call.used, &all_dy.own, call.dims, call.used.dtypes.w);
     let shape = Shape::from(vec![k, n]);
     let dw = match (call.plan(), saved_input, x) {
         (Some(plan), SavedInput::Float8(x), _) => {
@@ -259,8 +273,8 @@ fn wgrad<B: Float8Backend>(
             call.run(plan, GemmData { copies: [&x, &dy], bias: None, groups: None, shape, dtype })
         }
         (_, _, Some(x)) => {
-            let (x, dy) = (tokens.gathered(Role::Input, x), tokens.gathered(Role::GradOutput, dy.full().clone()));
-            call.run_high_precision(x, dy, None, dtype)
+            let x = Tokens::<B>::of(&used.layer).gathered(Role::Input, x);
+            call.run_high_precision(x, all_dy.gathered(&used.layer), None, dtype)
         }
         _ => zeros::<B>(shape, dtype, &used.device),
     };

@@ -25,6 +25,8 @@ use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 pub use experts::{Direction, Route};
 
+pub use parallel::matrix;
+
 /// Backend that runs linear layers in FP8. It wraps the backend that you train with.
 ///
 /// `Float8<W>` forwards every operation to `W` except `linear`. A linear runs its three GEMMs in

@@ -92,7 +92,7 @@ fn divided(tokens: usize, ranks: usize) -> usize {
 }
 
 /// A tensor `[.., C]` as a matrix.
-fn matrix<B: Float8Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
+pub fn matrix<B: Float8Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
     let shape = t.shape();
     let cols = shape[shape.num_dims() - 1];
     B::float_reshape(t, Shape::from(vec![shape.num_elements() / cols.max(1), cols]))

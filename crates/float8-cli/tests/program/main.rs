@@ -6,6 +6,8 @@ mod commands;
 mod docs;
 #[cfg(unix)]
 mod folders;
+#[cfg(all(unix, feature = "mpi"))]
+mod parts;
 mod profile;
 #[cfg(all(unix, feature = "mpi"))]
 mod ranks;

@@ -21,7 +21,7 @@ fn add(mpirun: &mut Command, program: &Command) {
 }
 
 /// Runs the program on `count` ranks.
-fn float8(count: usize, subcommand: &str, arguments: &[String]) -> Output {
+pub(crate) fn float8(count: usize, subcommand: &str, arguments: &[String]) -> Output {
     let (mut mpirun, mut program) = (mpirun(), command(&[subcommand]));
     program.args(arguments);
     mpirun.args(["-n", &count.to_string()]);
@@ -30,7 +30,7 @@ fn float8(count: usize, subcommand: &str, arguments: &[String]) -> Output {
 }
 
 /// Losses of the steps, then the validation loss.
-fn losses(output: &Output) -> Vec<f64> {
+pub(crate) fn losses(output: &Output) -> Vec<f64> {
     let after = |line: &str, word: &str| line.split_once(word)?.1.split_whitespace().next()?.parse().ok();
     let of = |begin: &str, word: &str| -> Vec<f64> {
         stdout(output).lines().filter(|line| line.starts_with(begin)).filter_map(|line| after(line, word)).collect()
@@ -39,11 +39,16 @@ fn losses(output: &Output) -> Vec<f64> {
 }
 
 /// Text, and the folders of runs.
-struct Runs((TempDir, String));
+pub(crate) struct Runs((TempDir, String));
 
 impl Runs {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(text())
+    }
+
+    /// Text file.
+    pub(crate) fn text(&self) -> &str {
+        &self.0.1
     }
 
     fn path(&self, name: &str) -> String {
@@ -81,17 +86,21 @@ impl Runs {
 
     /// Losses of a saved run that a copy resumes with a number of replicas.
     fn resume_as(&self, [count, batches]: [usize; 2], replicas: usize, run: &str) -> Vec<f64> {
-        let copy = self.path(&format!("{run} of {count} {replicas}"));
-        crate::support::copy(self.path(run).as_ref(), copy.as_ref());
         let settings =
             [format!("training.grad_accumulation={}", batches / count), format!("parallelism.replicate={replicas}")];
+        self.resume_with(count, run, &settings.each_ref().map(String::as_str))
+    }
+
+    /// Losses of a saved run that a copy on `count` ranks resumes with other settings.
+    pub(crate) fn resume_with(&self, count: usize, run: &str, settings: &[&str]) -> Vec<f64> {
+        let copy = self.path(&format!("{run} on {count} with {}", settings.join(" ")));
+        crate::support::copy(self.path(run).as_ref(), copy.as_ref());
         let arguments = [copy, "--from-step".into(), "2".into()];
-        let settings = settings.each_ref().map(String::as_str);
-        losses(&float8(count, "resume", &[&arguments[..], &set(&settings)].concat()))
+        losses(&float8(count, "resume", &[&arguments[..], &set(settings)].concat()))
     }
 
     /// Settings that save a run of four steps.
-    fn saved(&self, run: &str) -> [String; 2] {
+    pub(crate) fn saved(&self, run: &str) -> [String; 2] {
         ["checkpoint.save_steps=2".into(), format!("checkpoint.output_dir={}", self.path(run))]
     }
 }

@@ -2,7 +2,7 @@
 //! index.
 //!
 //! ```text
-//! index.json                                parts of each tensor: rows of its first axis, and their file
+//! index.json                                parts of each tensor: rows of its first axis, columns, and their file
 //! model-rank-00000-of-00004.safetensors     tensors written by rank 0
 //! ```
 //! The rows of a part are one range of bytes in its file, so any number of ranks can read the rows
@@ -47,13 +47,16 @@ pub(super) struct Indexed {
 struct Part {
     /// Row range of the whole tensor: first row, and one past the last.
     rows: [usize; 2],
+    /// Column range of a matrix; `None` for all columns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cols: Option<[usize; 2]>,
     file: String,
 }
 
 impl Indexed {
-    /// Rows in one file of a tensor with this shape.
-    pub(super) fn new(shape: Vec<usize>, rows: Range<usize>, file: &str) -> Self {
-        Self { shape, parts: vec![Part { rows: [rows.start, rows.end], file: file.into() }] }
+    /// Rows, and columns of them, in one file of a tensor with this shape.
+    pub(super) fn new(shape: Vec<usize>, rows: Range<usize>, cols: Option<[usize; 2]>, file: &str) -> Self {
+        Self { shape, parts: vec![Part { rows: [rows.start, rows.end], cols, file: file.into() }] }
     }
 }
 
@@ -98,7 +101,7 @@ impl SavedTensors {
             let part = |name: &str| {
                 let shape = whole.get(name)?.shape().to_vec();
                 let rows = 0..shape.first().copied().unwrap_or(1);
-                Some((name.to_string(), Indexed::new(shape, rows, file)))
+                Some((name.to_string(), Indexed::new(shape, rows, None, file)))
             };
             let index = Index::new(vec![whole.names().filter_map(part).collect()]);
             files.insert(file.to_string(), whole);
@@ -131,29 +134,52 @@ impl SavedTensors {
         if others.is_empty() { Ok(()) } else { Err(unexpected(&self.path, &others)) }
     }
 
-    /// Rows of the tensor `name` in f32. The tensor must have this shape.
-    pub(crate) fn rows(&mut self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>> {
+    /// Rows of the tensor `name` in f32, or columns of them. The tensor must have this shape.
+    pub(crate) fn rows(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        rows: Range<usize>,
+        cols: Option<[usize; 2]>,
+    ) -> Result<Vec<f32>> {
         let found = self.tensors.get_mut(name);
         let Indexed { shape: found, parts } = found.ok_or_else(|| missing(&self.path, name, shape))?;
         if found != shape {
             return Err(other_shape(&self.path, name, found, shape));
         }
-        let mut values = Vec::with_capacity(rows.len() * shape[1..].iter().product::<usize>());
-        let mut next = rows.start;
-        // In the order of rows; a gap between parts is reported as missing rows.
-        parts.sort_by_key(|part| part.rows);
-        for Part { rows: [begin, end], file } in parts {
-            let wanted = next.max(*begin)..rows.end.min(*end);
-            if *begin > next || wanted.is_empty() {
+        let path = self.path.display();
+        let all = [0, shape[1..].iter().product()];
+        let cols = cols.unwrap_or(all);
+        let width = cols[1] - cols[0];
+        let mut values = vec![0.0; rows.len() * width];
+        let mut next_col = cols[0];
+        // In the order of columns, then of rows; a gap between parts is reported as missing.
+        parts.sort_by_key(|part| (part.cols, part.rows));
+        for parts in parts.chunk_by(|a, b| a.cols == b.cols) {
+            let [left, right] = parts[0].cols.unwrap_or(all);
+            let of_part = next_col.max(left)..cols[1].min(right);
+            if left > next_col || of_part.is_empty() {
                 continue;
             }
-            let stored = [&[*end - *begin], &shape[1..]].concat();
-            let tensor = self.files[file].expect(name, &stored)?;
-            values.extend(tensor.rows_f32(wanted.start - *begin..wanted.end - *begin)?);
-            next = wanted.end;
+            let mut next = rows.start;
+            for Part { rows: [begin, end], cols: stored, file } in parts {
+                let wanted = next.max(*begin)..rows.end.min(*end);
+                if *begin > next || wanted.is_empty() {
+                    continue;
+                }
+                let others = stored.map_or(shape[1..].to_vec(), |_| vec![right - left]);
+                let tensor = self.files[file].expect(name, &[&[*end - *begin], &others[..]].concat())?;
+                let found = tensor.rows_f32(wanted.start - *begin..wanted.end - *begin)?;
+                for (row, found) in wanted.clone().zip(found.chunks_exact(right - left)) {
+                    let at = (row - rows.start) * width + of_part.start - cols[0];
+                    values[at..at + of_part.len()].copy_from_slice(&found[of_part.start - left..of_part.end - left]);
+                }
+                next = wanted.end;
+            }
+            ensure!(next >= rows.end, "{path}: rows {next}.. of {name} are in no file");
+            next_col = of_part.end;
         }
-        let path = self.path.display();
-        ensure!(next >= rows.end, "{path}: rows {next}.. of {name} are in no file");
+        ensure!(next_col >= cols[1], "{path}: columns {next_col}.. of {name} are in no file");
         self.read.insert(name.into());
         Ok(values)
     }
@@ -173,10 +199,10 @@ mod tests {
         for (rank, rows) in [0..3, 3..6, 6..7].into_iter().enumerate().filter(|(rank, _)| *rank != left_out) {
             let file = format!("model-rank-{rank}.safetensors");
             let mut tensors = vec![("w", vec![rows.len(), 2], (2 * rows.start..2 * rows.end).collect::<Vec<_>>())];
-            let mut parts = Parts::from([("w".to_string(), Indexed::new(vec![7, 2], rows, &file))]);
+            let mut parts = Parts::from([("w".to_string(), Indexed::new(vec![7, 2], rows, None, &file))]);
             if rank == 0 {
                 tensors.push(("bias", vec![2], vec![8, 9]));
-                parts.insert("bias".into(), Indexed::new(vec![2], 0..2, &file));
+                parts.insert("bias".into(), Indexed::new(vec![2], 0..2, None, &file));
             }
             let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor {
                 name: name.into(),
@@ -187,7 +213,7 @@ mod tests {
             write_file(&folder.join(file), &tensors.into_iter().map(new).collect::<Vec<_>>(), None).unwrap();
             ranks.push(parts);
         }
-        let moment = Indexed::new(vec![7, 2], 0..7, "optimizer-rank-0");
+        let moment = Indexed::new(vec![7, 2], 0..7, None, "optimizer-rank-0");
         ranks.push(Parts::from([("w.moment_1".to_string(), moment)]));
         Index::new(ranks).write(folder).unwrap();
         SavedTensors::open(folder, "model.safetensors").unwrap()
@@ -200,13 +226,13 @@ mod tests {
         for begin in 0..=7 {
             for end in begin..=7 {
                 let expected: Vec<f32> = (2 * begin..2 * end).map(|v| v as f32).collect();
-                assert_eq!(saved.rows("w", &[7, 2], begin..end).unwrap(), expected);
+                assert_eq!(saved.rows("w", &[7, 2], begin..end, None).unwrap(), expected);
             }
         }
         // The moments are in other files, which are not open.
         let error = saved.all_read().unwrap_err().to_string();
         assert!(error.contains("bias") && !error.contains("moment"), "{error}");
-        assert_eq!(saved.rows("bias", &[2], 0..2).unwrap(), [8.0, 9.0]);
+        assert_eq!(saved.rows("bias", &[2], 0..2, None).unwrap(), [8.0, 9.0]);
         saved.all_read().unwrap();
     }
 
@@ -214,14 +240,52 @@ mod tests {
     fn what_is_not_there_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let mut saved = saved(folder.path(), 1);
-        assert_eq!(saved.rows("w", &[7, 2], 6..7).unwrap(), [12.0, 13.0]);
+        assert_eq!(saved.rows("w", &[7, 2], 6..7, None).unwrap(), [12.0, 13.0]);
         for (name, shape, rows, expected) in [
             ("w", &[7, 2][..], 0..7, "rows 3.. of w are in no file"),
             ("w", &[8, 2], 0..8, "w has shape [7, 2], the model needs [8, 2]"),
             ("v", &[7, 2], 0..7, "lacks the tensor v [7, 2]"),
         ] {
-            let error = saved.rows(name, shape, rows).unwrap_err().to_string();
+            let error = saved.rows(name, shape, rows, None).unwrap_err().to_string();
             assert!(error.ends_with(expected), "{error}");
+        }
+    }
+
+    /// Parts of four ranks, 2 × 2: two ranges of rows, and two of columns.
+    #[test]
+    fn parts_of_columns_are_joined() {
+        let folder = tempfile::tempdir().unwrap();
+        let value = |row: usize, col: usize| (10 * row + col) as f32;
+        let mut ranks = vec![];
+        for (rank, (rows, cols)) in
+            [(0..3, [0, 4]), (0..3, [4, 8]), (3..5, [0, 4]), (3..5, [4, 8])].into_iter().enumerate()
+        {
+            let file = format!("model-rank-{rank}.safetensors");
+            let of = rows.clone().flat_map(|row| (cols[0]..cols[1]).map(move |col| value(row, col)));
+            let values: Vec<_> = of.collect();
+            let new = NewTensor {
+                name: "w".into(),
+                dtype: Dtype::F32,
+                shape: vec![rows.len(), 4],
+                bytes: Box::new(move || Ok(f32_bytes(&values))),
+            };
+            write_file(&folder.path().join(&file), &[new], None).unwrap();
+            ranks.push(Parts::from([("w".to_string(), Indexed::new(vec![5, 8], rows, Some(cols), &file))]));
+        }
+        let write = |ranks| drop(Index::new(ranks).write(folder.path()).unwrap());
+        let last = ranks.pop().unwrap();
+        write(vec![last]);
+        let open = || SavedTensors::open(folder.path(), "model.safetensors").unwrap();
+        let error = open().rows("w", &[5, 8], 3..5, None).unwrap_err().to_string();
+        assert!(error.ends_with("columns 0.. of w are in no file"), "{error}");
+        let last =
+            Parts::from([("w".to_string(), Indexed::new(vec![5, 8], 3..5, Some([4, 8]), "model-rank-3.safetensors"))]);
+        ranks.push(last);
+        write(ranks);
+        for (rows, cols) in [(0..5, [0, 8]), (1..4, [3, 5]), (4..5, [4, 8]), (0..3, [1, 2])] {
+            let expected: Vec<_> =
+                rows.clone().flat_map(|row| (cols[0]..cols[1]).map(move |col| value(row, col))).collect();
+            assert_eq!(open().rows("w", &[5, 8], rows, Some(cols)).unwrap(), expected);
         }
     }
 }

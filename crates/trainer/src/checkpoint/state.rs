@@ -223,8 +223,9 @@ impl SavedRun {
         &self,
         model: &M,
         section: &OptimizerSection,
+        ranks: Option<&Ranks>,
     ) -> Result<AdamWStates<B::InnerBackend>> {
         let saved = SavedTensors::open(&self.path, &file_name(OPTIMIZER, None))?;
-        tensors::load_moments::<B, M>(model, section, saved, &self.state.parameter_steps)
+        tensors::load_moments::<B, M>(model, section, saved, &self.state.parameter_steps, ranks)
     }
 }

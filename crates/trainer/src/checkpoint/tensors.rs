@@ -8,12 +8,11 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::backend::AutodiffBackend;
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::Float8Stack;
 use burn_float8::shard_hooks::Path as ModulePath;
-use float8_shard::Sharded;
 use half::bf16;
 use safetensors::Dtype;
 
@@ -49,6 +48,8 @@ pub(super) struct Pending {
     /// Shape of the whole tensor.
     shape: Vec<usize>,
     rows: Range<usize>,
+    /// Columns, if this rank has some of them.
+    cols: Option<[usize; 2]>,
     dtype: Dtype,
     /// Reads the elements from the device, in the format of the file.
     read: Box<dyn Fn() -> Result<Vec<u8>> + Send>,
@@ -56,12 +57,7 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Tensor that belongs to a parameter.
-    fn new<B: AutodiffBackend + Float8Stack, const D: usize>(
-        name: String,
-        param: &Tensor<B, D>,
-        tensor: Tensor<B::InnerBackend, D>,
-    ) -> Self {
-        let (shape, rows) = (Sharded::whole_shape(param), Sharded::rows(param));
+    fn new<B: Backend, const D: usize>(name: String, Place { shape, rows, cols }: Place, tensor: Tensor<B, D>) -> Self {
         let own = rows.len();
         let (dtype, stored) = match tensor.dtype() {
             DType::BF16 => (DType::BF16, Dtype::BF16),
@@ -78,7 +74,7 @@ impl Pending {
                 Err(error) => bail!("the device failed while {of} was read: {error}"),
             }
         };
-        Self { name, shape, rows, dtype: stored, read: Box::new(read) }
+        Self { name, shape, rows, cols, dtype: stored, read: Box::new(read) }
     }
 
     /// Elements in the format of the file. If `finite_at` has a step, a value that is not finite is
@@ -102,8 +98,9 @@ pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: O
     let (mut new, mut written) = (vec![], Parts::new());
     for pending in tensors.iter().filter(|pending| !pending.rows.is_empty()) {
         let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
-        let shape = [&[rows.len()], &whole[1..]].concat();
-        written.insert(name.clone(), Indexed::new(whole, rows, file));
+        let others = pending.cols.map_or(whole[1..].to_vec(), |[begin, end]| vec![end - begin]);
+        let shape = [&[rows.len()], &others[..]].concat();
+        written.insert(name.clone(), Indexed::new(whole, rows, pending.cols, file));
         new.push(NewTensor::new(name, pending.dtype, shape, move || pending.bytes(finite_at)));
     }
     let path = folder.join(file);
@@ -111,10 +108,24 @@ pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: O
     Ok(written)
 }
 
-/// Whether this process saves a parameter's tensors. The first rank saves replicated ones, and the
-/// ranks of the first copy of the model save shards.
-fn is_own<B: Float8Stack, const D: usize>(param: &Tensor<B, D>, ranks: Option<&Ranks>) -> bool {
-    ranks.is_none_or(|ranks| ranks.is_first() || ranks.writes_shards() && Sharded::is_shard(param))
+/// Place of this rank's elements in a whole tensor.
+#[derive(Clone)]
+struct Place {
+    shape: Vec<usize>,
+    rows: Range<usize>,
+    cols: Option<[usize; 2]>,
+}
+
+impl Place {
+    /// Place of a parameter that has these dimensions here.
+    fn of(parameter: ParamId, dims: &[usize], ranks: Option<&Ranks>) -> Self {
+        let (shape, rows, cols) = match ranks.and_then(|ranks| ranks.parameter(parameter)) {
+            Some(of) => (of.shape.clone(), of.rows, of.cols),
+            None => (dims.to_vec(), None, None),
+        };
+        let [begin, end] = rows.unwrap_or([0, shape[0]]);
+        Self { shape, rows: begin..end, cols }
+    }
 }
 
 /// Trained parameters, moments and master weights that this process saves, and the steps of each
@@ -136,15 +147,16 @@ pub(super) fn collect<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         tracks_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let (path, value) = (self.path.parameter_name(), param.val());
-            let is_own = is_own(&value, self.ranks);
+            let is_own = self.ranks.is_none_or(|ranks| ranks.saves(param.id));
+            let place = Place::of(param.id, &value.dims(), self.ranks);
             // Frozen parameters stay in their source.
             if is_own && value.is_require_grad() {
-                self.parameters.push(Pending::new(path.clone(), &value, value.clone().inner()));
+                self.parameters.push(Pending::new(path.clone(), place.clone(), value.inner()));
             }
             let Some(ParameterState { time, moments, master }) = self.states.get::<D>(param.id) else { return };
             let tensors = MOMENTS.into_iter().zip(moments).chain(master.map(|master| (MASTER, master)));
             for (name, tensor) in tensors.filter(|_| is_own) {
-                self.moments.push(Pending::new(format!("{path}.{name}"), &value, tensor));
+                self.moments.push(Pending::new(format!("{path}.{name}"), place.clone(), tensor));
             }
             self.steps.insert(path, time);
         }
@@ -180,7 +192,7 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             }
             // Shape and device of a lazy parameter, read without initializing it.
             let (shape, device) = (param.lazy_shape(), param.lazy_device());
-            match self.saved.rows(&self.path.parameter_name(), &shape, 0..shape[0]) {
+            match self.saved.rows(&self.path.parameter_name(), &shape, 0..shape[0], None) {
                 Ok(values) => {
                     self.done.bytes += size_of_val(&values[..]) as u64;
                     (self.progress)(self.done);
@@ -210,11 +222,13 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
     section: &OptimizerSection,
     saved: SavedTensors,
     steps: &BTreeMap<String, usize>,
+    ranks: Option<&Ranks>,
 ) -> Result<AdamWStates<B::InnerBackend>> {
     struct Load<'a, B: AutodiffBackend> {
         saved: SavedTensors,
         path: ModulePath,
         steps: &'a BTreeMap<String, usize>,
+        ranks: Option<&'a Ranks>,
         section: &'a OptimizerSection,
         states: AdamWStates<B::InnerBackend>,
         failure: Result<()>,
@@ -224,10 +238,10 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
             let path = self.path.parameter_name();
             let Some(&time) = self.steps.get(&path) else { return Ok(()) };
             let value = param.val();
-            let (whole, rows) = (Sharded::whole_shape(&value), Sharded::rows(&value));
             let (dims, device) = (value.dims(), value.device());
+            let Place { shape, rows, cols } = Place::of(param.id, &dims, self.ranks);
             let mut tensor = |name, dtype| -> Result<Tensor<B::InnerBackend, D>> {
-                let mut values = self.saved.rows(&format!("{path}.{name}"), &whole, rows.clone())?;
+                let mut values = self.saved.rows(&format!("{path}.{name}"), &shape, rows.clone(), cols)?;
                 // Padding of a shard.
                 values.resize(dims.iter().product(), 0.0);
                 Ok(Tensor::from_data(TensorData::new(values, dims), (&device, dtype)))
@@ -249,7 +263,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
         }
     }
     let (path, states) = Default::default();
-    let mut load = Load::<B> { saved, path, steps, section, states, failure: Ok(()) };
+    let mut load = Load::<B> { saved, path, steps, ranks, section, states, failure: Ok(()) };
     module.visit(&mut load);
     load.failure.and_then(|()| load.saved.all_read())?;
     Ok(load.states)

@@ -14,12 +14,12 @@ use burn_float8::shard_hooks::visit_params;
 use burn_float8::weights::{fp8_only, read_codes};
 use burn_float8::{Float8Config, Float8Error, Float8Stack, Float8State, Recipe, set_default_config};
 use device_select::SelectedDevice;
-use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
+use float8_shard::{Communicator, ParallelPlan, ShardBackend, ShardError, Sharded, TensorParallel};
 
 use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
-use crate::config::{ConfigError, LoraSection, Precision, StorageDtype, require};
+use crate::config::{ConfigError, LoraSection, Precision, StorageDtype, TrainingSection, require};
 use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
@@ -330,18 +330,35 @@ where
     }
 }
 
-/// Shards the model if there are several ranks.
+/// Shards the model if there are several ranks, after `plan` has divided its linears, unless it is empty.
 pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: AutodiffModule<B>, S>(
     config: &RunConfig<S>,
-    model: M,
+    mut model: M,
+    plan: &ParallelPlan,
     comm: &Communicator,
     out: &mut dyn Write,
 ) -> Result<(M, Option<Ranks>)> {
     if comm.world_size() == 1 {
         return Ok((model, None));
     }
+    let mut parallel = None;
+    if !plan.is_empty() {
+        let ranks = config.parallelism.tensor_ranks(comm)?;
+        let (divided, handle) = TensorParallel::apply::<B, _>(model, &ranks, plan).map_err(ShardError::from)?;
+        let multiple = handle.token_alignment() * ranks.world_size();
+        let TrainingSection { seq_len, loss_chunk, .. } = config.training;
+        let reason = format!("must be a multiple of {multiple}: each rank has whole blocks of its tokens");
+        require("training.seq_len", seq_len, seq_len.is_multiple_of(multiple), &reason)?;
+        if let Some(chunk) = loss_chunk {
+            let multiple = handle.token_alignment();
+            let reason = format!("must be a multiple of {multiple}, with parallelism.tensor");
+            require("training.loss_chunk", chunk, chunk.is_multiple_of(multiple), &reason)?;
+        }
+        writeln!(out, "Linears divided over {} ranks", ranks.world_size())?;
+        (model, parallel) = (divided, Some(handle));
+    }
     let (model, sharded) = Sharded::apply::<B, _>(model, comm, config.parallelism).map_err(ShardError::from)?;
     writeln!(out, "{}", sharded.summary())?;
-    let ranks = Ranks::new::<B, _>(sharded, &model);
+    let ranks = Ranks::new::<B, _>(sharded, parallel, &model);
     Ok((model, Some(ranks)))
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use burn_float8::Float8Config;
-use float8_shard::ShardConfig;
+use float8_shard::{ParallelPlan, ShardConfig, ShardError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -294,7 +294,9 @@ impl<S: ModelSection> RunConfig<S> {
         let epoch = batches.sequences_per_epoch();
         let reason = "sources with weights have epochs of their own: say how many steps";
         require("training.steps", *steps, steps.epochs().is_none() || epoch.len() == 1, reason)?;
-        *steps = steps.resolve(epoch.iter().sum(), batch_size.saturating_mul(*grad_accumulation).saturating_mul(ranks));
+        let readers = self.readers(ranks)?;
+        *steps =
+            steps.resolve(epoch.iter().sum(), batch_size.saturating_mul(*grad_accumulation).saturating_mul(readers));
         config.validate()?;
         config.check_ranks(ranks)?;
         Ok(config)
@@ -309,6 +311,25 @@ impl<S: ModelSection> RunConfig<S> {
         let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
         let reason = "several ranks do not shard FP8-only weights yet";
         Ok(require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?)
+    }
+
+    /// Plan of tensor parallelism of a model with these dimensions; empty without it.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for sizes that ranks do not divide, and for adapters.
+    pub(super) fn tensor_plan(&self, dims: &S::Config, ranks: usize) -> Result<ParallelPlan> {
+        let tensor = self.parallelism.mesh(ranks)?.tensor;
+        if tensor == 1 {
+            return Ok(vec![]);
+        }
+        let lora = self.lora.is_none();
+        require("parallelism.tensor", tensor, lora, "adapters (`lora`) are not divided: leave out one of the two")?;
+        dims.tensor_plan(tensor)
+    }
+
+    /// Number of ranks with batches of their own.
+    pub(super) fn readers(&self, ranks: usize) -> Result<usize, ShardError> {
+        Ok(ranks / self.parallelism.mesh(ranks)?.tensor)
     }
 
     /// Batches for the validation loss; empty if nothing is held out.

@@ -55,6 +55,7 @@ where
     M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
 {
     let is_first = steps.ranks().is_none_or(Ranks::is_first);
+    let is_parallel = steps.ranks().is_some_and(|ranks| ranks.tensor() > 1);
     let Finished { model, lines, held_out: judged, report } = run.run(steps)?;
     let model = made(model);
     let Run { held_out, out, progress, selected, .. } = run;
@@ -64,7 +65,13 @@ where
             writeln!(out, "best validation loss: {:.5}  (step {})", best.1, best.0)?;
         }
     }
-    let sample = sample(config, text, is_chat, selected, &model.valid(), out)?;
+    let sample = match is_parallel && config.generate.max_new_tokens > 0 {
+        true => {
+            writeln!(out, "sample: left out: ranks of tensor parallelism do not generate")?;
+            String::new()
+        }
+        false => sample(config, text, is_chat, selected, &model.valid(), out)?,
+    };
     let report = report.unwrap_or_else(|| report_of::<B, _>(&model));
     if let Some(Some(path)) = config.fp8_report.as_ref().filter(|_| is_first) {
         write_report(&report, path)?;

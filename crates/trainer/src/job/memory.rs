@@ -182,6 +182,7 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
         element: compute.size() as u64,
         linear_input: plan.input_bytes,
         attention_output,
+        ranks: mesh.tensor as u64,
     };
     let layer = dims.layer_bytes(&shape);
     // A linear with a frozen weight does not keep its input.
@@ -206,14 +207,16 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
 
     // Logits in f32 and, if hidden states are narrower, in their dtype, which the CPU's gradient
     // GEMMs read in f32; hidden states of all tokens and their gradient.
-    let chunk = schedule.chunk().map_or(rows, |chunk| chunk as f64);
+    // With tensor parallelism a rank has some tokens of hidden states, and some logits of each token.
+    let tensor = mesh.tensor as f64;
+    let chunk = tensor * schedule.chunk().map_or(rows, |chunk| chunk as f64).min(rows / tensor);
     let narrow = if element < 4.0 { element + on_host(2.0 * element) } else { 0.0 };
-    let logits = chunk * vocab * (8.0 + narrow) + 2.0 * element * hidden * (rows + chunk);
+    let logits = chunk * vocab / tensor * (8.0 + narrow) + 2.0 * element * hidden * (rows / tensor + chunk);
 
     // Tables: a rank's part in the parameters' dtype, and a whole one in f32, in which each rank
     // computes the gradient.
-    let table = (training.param_dtype.dtype().size() as f64 * vocab * hidden / mesh.shard as f64).floor();
-    let wide = 4.0 * vocab * hidden;
+    let table = (training.param_dtype.dtype().size() as f64 * vocab * hidden / (mesh.shard as f64 * tensor)).floor();
+    let wide = 4.0 * vocab * hidden / tensor;
     let is_tied = size.tie_word_embeddings;
     let has_head = if is_tied { trained.embedding } else { trained.output };
     let head = if has_head { table } else { 0.0 };

@@ -87,13 +87,15 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
         at_once = (outside + sizes.iter().take(group).sum::<u64>()) as f64 / all.max(1) as f64;
     }
     let is_trained = |path: &str| !frozen.contains(path);
-    let mut plan = ShardPlan::new::<B, _>(&model, mesh, config.parallelism, float8.as_ref(), dtypes, &is_trained)?;
+    let tensor = config.tensor_plan(dims, mesh.replicate * mesh.shard * mesh.tensor)?;
+    let of = (mesh, &tensor);
+    let mut plan = ShardPlan::new::<B, _>(&model, of, config.parallelism, float8.as_ref(), dtypes, &is_trained)?;
     plan.gradients = (plan.gradients as f64 * at_once).ceil() as u64;
     // A tied output layer gathers the table again in its own dtype and keeps it until backward.
     let (size, element) = (dims.size(), compute.size());
     let is_kept = parallelism.reshard == Reshard::AfterStep && compute == dtypes.matrices;
     if size.tie_word_embeddings && mesh.shard > 1 && !is_kept {
-        plan.gathered += (size.vocab_size * size.hidden_size * element) as u64;
+        plan.gathered += (size.vocab_size / mesh.tensor * size.hidden_size * element) as u64;
     }
     if let Some(lora) = lora {
         let codes = match float8.filter(|_| lora.base == LoraBase::Fp8) {

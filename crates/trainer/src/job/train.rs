@@ -9,7 +9,7 @@ use burn_float8::backend::Float8Backend;
 use burn_float8::weights::read_codes;
 use burn_float8::{Float8Error, Float8Stack};
 use device_select::SelectedDevice;
-use float8_shard::{Communicator, ShardBackend};
+use float8_shard::{Communicator, ParallelPlan, ShardBackend};
 
 use super::build_model::{adapt, check_storage, compute_dtype, dimensions, prepare, prepare_outline, shard, stored};
 use super::config::RunConfig;
@@ -72,6 +72,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     all_or_none(&comm, "the data", config.data.check(&text.tokenizer, text.template.as_ref()))?;
     let prompt = text.longest_prompt(&config.generate)?;
     let dims = dimensions(config, Some(config.training.seq_len), prompt.as_slice())?;
+    let plan = config.tensor_plan(&dims, ranks)?;
     let profile = config.training.profile_steps.filter(|[_, last]| *last > done);
     let file = config.file(PROFILE_FILE).filter(|_| is_first);
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, file, selected, device)).transpose()?;
@@ -93,7 +94,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let data = all_or_none(&comm, "the data", config.open_data(&text, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
-    log_header::data(config, &data, &batches, ranks, out)?;
+    log_header::data(config, &data, &batches, config.readers(ranks)?, out)?;
     let is_chat = data.has_conversations() || text.template.is_some();
 
     let asked = config;
@@ -129,7 +130,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
         progress: progress.clone(),
         out,
     };
-    let ready = Ready { config, saved, comm: &comm, text: &text, is_chat, weights, batches, run };
+    let ready = Ready { config, saved, plan, comm: &comm, text: &text, is_chat, weights, batches, run };
     match &config.lora {
         None => {
             // FP8-only weights are frozen, so nothing could be trained.
@@ -150,6 +151,8 @@ struct Ready<'a, S: ModelSection, B: AutodiffBackend> {
     /// Configuration with a known number of steps.
     config: &'a RunConfig<S>,
     saved: Option<&'a SavedRun>,
+    /// Plan of tensor parallelism; empty without it.
+    plan: ParallelPlan,
     comm: &'a Communicator,
     text: &'a Text,
     is_chat: bool,
@@ -166,9 +169,9 @@ impl<S: ModelSection, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Rea
         A: TrainableModel<Section = S>,
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
-        let Self { config, saved, comm, weights, run, .. } = self;
+        let Self { config, saved, plan, comm, weights, run, .. } = self;
         log_header::trainable(config, &model, run.out)?;
-        let (mut model, ranks) = shard::<B, _, _>(config, model, comm, run.out)?;
+        let (mut model, ranks) = shard::<B, _, _>(config, model, &plan, comm, run.out)?;
         if let Some(weights) = weights {
             let loaded = weights.load_shards::<B, _>(model, stored::<B, _>(config, run.device), &run.progress, run.out);
             model = all_or_none(comm, "the model", loaded)?;

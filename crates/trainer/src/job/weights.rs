@@ -256,7 +256,7 @@ impl<C: ModelConfig> Values<'_, C> {
             Self::Seed(dims, seed) => (initial_values(*dims, *seed, name, &shape), shape),
             Self::Saved(saved) => {
                 let [begin, end] = whole.rows.unwrap_or([0, shape[0]]);
-                let mut values = saved.rows(name, &shape, begin..end)?;
+                let mut values = saved.rows(name, &shape, begin..end, whole.cols)?;
                 // Padding of a shard.
                 values.resize(param.shape.num_elements(), 0.0);
                 (values, param.shape.clone())

@@ -12,6 +12,8 @@ pub struct BatchShape {
     pub linear_input: f64,
     /// Bytes that attention keeps per element of its output, beside the next linear's input.
     pub attention_output: u64,
+    /// Ranks of tensor parallelism. Each has some tokens of hidden states, and some columns of all tokens.
+    pub ranks: u64,
 }
 
 /// Bytes kept by one layer.

@@ -15,6 +15,7 @@ use anyhow::Result;
 use burn::module::{AutodiffModule, Module, ModuleDisplay};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Int, Tensor};
+use float8_shard::ParallelPlan;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -27,6 +28,7 @@ pub use generate::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions,
 pub(crate) use init::initial_values;
 
 use crate::batches::BatchTensors;
+use crate::config::require;
 use crate::hf::HfReader;
 
 /// Logarithm (base 2) of the maximum number of elements of a tensor: 4 TiB in f32.
@@ -172,6 +174,15 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// scale. Empty by default.
     fn fused_linears(&self) -> Vec<&'static [&'static str]> {
         vec![]
+    }
+
+    /// Plan of tensor parallelism over a number of ranks.
+    ///
+    /// # Errors
+    /// A model without one; a size that the number does not divide.
+    fn tensor_plan(&self, ranks: usize) -> Result<ParallelPlan> {
+        require("parallelism.tensor", ranks, false, "the model has no plan of tensor parallelism")?;
+        Ok(vec![])
     }
 
     /// Standard deviation of a parameter's initial values, by its path in the module tree and input

@@ -148,7 +148,7 @@ fn is_documented(path: &str, text: &str, bytes: u64) {
 }
 
 #[test]
-fn the_8b_configurations_fit_as_documented() {
+fn configurations_of_several_gpus_fit_as_documented() {
     let peak_of = |config: &str, ranks: usize, settings: &[&str]| {
         let fixed = ["checkpoint.output_dir=run", "data.tokenizer=bytes"];
         let job = job(Some(&root(config)), &[&fixed, settings].concat(), &[]).unwrap();
@@ -160,7 +160,12 @@ fn the_8b_configurations_fit_as_documented() {
     is_documented("configs/llama3_8b_8gpu.toml", "a rank takes % GiB", freed);
     let config = "configs/mistral_7b_16gpu.toml";
     is_documented(config, "a rank takes % GiB", peak_of(config, 16, &[]));
-    assert!(freed.max(gathered).max(replicated) < 80_000_000_000);
+    let config = "configs/llama3_70b_64gpu.toml";
+    let parts = peak_of(config, 64, &[]);
+    is_documented(config, "a rank takes % GiB", parts);
+    assert!(freed.max(gathered).max(replicated).max(parts) < 80_000_000_000);
+    // Twice the parts instead of shards: less of the hidden states and the head on each rank.
+    assert!(peak_of(config, 64, &["parallelism.shard=64", "parallelism.tensor=1"]) > parts);
     is_documented("docs/guide/pre-train.md", "by 4 ranks: % GiB", replicated);
     is_documented("docs/guide/pre-train.md", "The peak is % GiB", freed);
     is_documented("docs/guide/pre-train.md", "stay gathered: % GiB", gathered);

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 
-const NOISE: Noise<'_> = Noise { seed: 7, step: 11, name: "layers.0.weight" };
+const NOISE: Noise<'_> = Noise { seed: 7, step: 11, name: "layers.0.weight", first_column: 0 };
 
 const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
 

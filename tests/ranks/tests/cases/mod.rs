@@ -5,6 +5,7 @@ mod experts_model;
 mod failures;
 mod mesh;
 mod parallel;
+mod parallel_mesh;
 mod parallel_model;
 mod traffic;
 mod training;
@@ -54,6 +55,9 @@ pub const ALL: &[Case] = &[
     well("experts_train", &[2, 4], experts_model::train_as_on_one_rank),
     well("whole_experts_load", &[2, 4], experts_model::load_and_gather),
     well("experts_that_are_refused", &[2], experts_model::that_are_refused),
+    well("gradients_of_a_mesh_of_parts", &[4], parallel_mesh::has_the_gradients_of_one_rank),
+    well("codes_of_a_mesh_of_parts", &[4], parallel_mesh::codes_are_those_of_a_cast_of_the_whole),
+    well("a_mesh_of_other_parts_is_refused", &[4], parallel_mesh::of_other_parts_is_refused),
     well("whole_parameters_load", &[2], training::whole_parameters_load),
     well("gradients_in_bf16", &[2, 3], training::gradients_in_bf16),
     well("gradients_that_wait", &[2, 3], training::gradients_that_wait),

@@ -15,7 +15,7 @@ use super::world;
 const BATCH: [usize; 2] = [2, 256];
 
 /// Eight heads and four key heads; parts of widths and tokens are multiples of 128 on four ranks.
-fn config(preset: &str) -> DecoderConfig {
+pub(super) fn config(preset: &str) -> DecoderConfig {
     let mut config = DecoderConfig::preset(preset).unwrap();
     let dims = &mut config.dims;
     (dims.vocab_size, dims.hidden_size, dims.intermediate_size, dims.num_layers) = (512, 512, 512, 2);
@@ -23,7 +23,7 @@ fn config(preset: &str) -> DecoderConfig {
     config
 }
 
-fn batch(step: usize) -> [Tensor<B, 2, Int>; 2] {
+pub(super) fn batch(step: usize) -> [Tensor<B, 2, Int>; 2] {
     let count = BATCH[0] * BATCH[1];
     let token = |i: usize| ((i * i * 31 + 17 * i + step * 13) % 512) as i32;
     [0, 1].map(|shift| {
@@ -33,7 +33,7 @@ fn batch(step: usize) -> [Tensor<B, 2, Int>; 2] {
 }
 
 /// Gradients by parameter.
-fn gradients(model: &Decoder<B>, grads: &mut GradientsParams) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+pub(super) fn gradients(model: &Decoder<B>, grads: &mut GradientsParams) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let mut found = BTreeMap::new();
     visit_params::<B, _>(model, |param| {
         let gradient = grads.remove::<<B as burn::tensor::backend::AutodiffBackend>::InnerBackend, 1>(param.id);

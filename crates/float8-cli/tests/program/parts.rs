@@ -1,0 +1,106 @@
+//! Runs whose ranks divide each linear: `parallelism.tensor`.
+
+use crate::ranks::{Runs, float8, losses};
+use crate::support::{small, stderr, stdout};
+
+/// Eight heads and four key heads. Four ranks have whole parts of all sizes.
+const MODEL: [&str; 2] = [
+    "model.overrides={ vocab_size = 1024, num_hidden_layers = 2, hidden_size = 128, intermediate_size = 256, \
+     num_attention_heads = 8, num_key_value_heads = 4, head_dim = 16 }",
+    "training.seq_len=64",
+];
+
+fn mesh([replicate, shard, tensor]: [usize; 3]) -> [String; 3] {
+    [
+        format!("parallelism.replicate={replicate}"),
+        format!("parallelism.shard={shard}"),
+        format!("parallelism.tensor={tensor}"),
+    ]
+}
+
+/// Gradient norms of the steps.
+fn norms(text: &str) -> Vec<f64> {
+    let of = |line: &str| line.split_once("grad_norm: ")?.1.split_whitespace().next()?.parse().ok();
+    text.lines().filter_map(of).collect()
+}
+
+fn near(found: &[f64], expected: &[f64], bound: f64, what: &str) {
+    assert!(!found.is_empty() && found.len() == expected.len(), "{what}: {found:?} and {expected:?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= bound * expected, "{what}: {found} and {expected}");
+    }
+}
+
+/// Losses and gradient norms are those of one process with as many micro-batches, whatever the mesh.
+#[test]
+fn a_mesh_of_parts_is_one_rank() {
+    let runs = Runs::new();
+    for (settings, bound) in [
+        (&["training.precision=f32", "training.grad_clip_norm=0.5"][..], 1e-5),
+        (&["float8.recipe=delayed", "training.activation_checkpointing=full", "optimizer.in_backward=true"], 2e-3),
+        (&["float8.recipe=rowwise_with_gw_hp", "training.loss_chunk=16", "parallelism.reshard=after_forward"], 2e-3),
+    ] {
+        let train = |parts: [usize; 3]| {
+            let (readers, mesh) = (parts[0] * parts[1], mesh(parts));
+            let accumulation = format!("training.grad_accumulation={}", 2 / readers);
+            let clip = "training.grad_clip_norm=inf";
+            let settings =
+                [&MODEL[..], &["training.steps=3", clip, &accumulation], settings, &mesh.each_ref().map(|s| &**s)];
+            let output = float8(readers * parts[2], "train", &small(runs.text(), &settings.concat()));
+            (losses(&output), norms(stdout(&output)), stdout(&output).contains("sample: left out: ranks of tensor"))
+        };
+        let one = train([1, 1, 1]);
+        for parts in [[1, 1, 4], [1, 2, 2], [2, 1, 2]] {
+            let found = train(parts);
+            near(&found.0, &one.0, bound, &format!("losses of {settings:?} {parts:?}"));
+            near(&found.1, &one.1, 10.0 * bound.max(1e-4), &format!("norms of {settings:?} {parts:?}"));
+            assert!(found.2 && !one.2);
+        }
+    }
+}
+
+/// A checkpoint of any mesh is resumed by any other, one process included.
+#[test]
+fn a_run_goes_on_with_other_parts() {
+    let runs = Runs::new();
+    for (begun, others) in [
+        ([1, 2, 2], &[[1, 2, 2], [1, 1, 4], [2, 1, 2], [1, 2, 1], [1, 1, 1]][..]),
+        ([1, 1, 4], &[[1, 1, 1], [1, 2, 2]]),
+        ([1, 1, 1], &[[1, 2, 2]]),
+    ] {
+        let count = |parts: [usize; 3]| parts.into_iter().product::<usize>();
+        let accumulation = |parts: [usize; 3]| format!("training.grad_accumulation={}", 2 / (parts[0] * parts[1]));
+        let name = format!("run of {begun:?}");
+        let [every, folder] = runs.saved(&name);
+        let (mesh_of_run, of_run) = (mesh(begun), accumulation(begun));
+        let settings = ["training.steps=4", "float8.recipe=delayed", &of_run, &every, &folder];
+        let settings = [&MODEL[..], &settings, &mesh_of_run.each_ref().map(|s| &**s)].concat();
+        let all = losses(&float8(count(begun), "train", &small(runs.text(), &settings)));
+        for &parts in others {
+            let (mesh, accumulation) = (mesh(parts), accumulation(parts));
+            let settings = [&mesh.each_ref().map(|s| &**s)[..], &[&accumulation]].concat();
+            let resumed = runs.resume_with(count(parts), &name, &settings);
+            let bound = if parts == begun { 0.0 } else { 1e-3 };
+            near(&resumed, &all[2..], bound, &format!("{begun:?} as {parts:?}"));
+        }
+    }
+}
+
+/// What ranks cannot divide is an error before the first step, by its key.
+#[test]
+fn parts_that_are_not_whole_are_refused() {
+    let runs = Runs::new();
+    let heads = "model.overrides={ vocab_size = 1024, num_attention_heads = 8, num_key_value_heads = 2 }";
+    for (settings, says) in [
+        (&[heads][..], "parallelism.tensor = 4: does not divide the model's num_key_value_heads, 2"),
+        (&["training.seq_len=48"], "training.seq_len = 48: must be a multiple of 64"),
+        (&["float8.recipe=mxfp8"], "which 4 ranks do not divide into multiples of 128"),
+        (&["lora.rank=4"], "parallelism.tensor = 4: adapters"),
+        (&["parallelism.shard=2"], "shard = 2 and tensor = 4 do not make 4 ranks"),
+    ] {
+        let settings = [&MODEL[..], &["training.steps=1", "parallelism.tensor=4"], settings].concat();
+        let failed = float8(4, "train", &small(runs.text(), &settings));
+        assert!(stderr(&failed).contains(says), "{says}: {}", stderr(&failed));
+        assert!(!stderr(&failed).contains("panicked"), "{}", stderr(&failed));
+    }
+}
