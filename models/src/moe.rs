@@ -23,7 +23,7 @@ use burn::tensor::activation::softmax;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 use burn_float8::GroupedLinear;
-use burn_float8::nn::swiglu;
+use burn_float8::nn::{Dispatched, dispatch, swiglu};
 
 use crate::dims::MoeConfig;
 use crate::linear::{INITIALIZER, linear};
@@ -78,7 +78,9 @@ impl<B: Backend> Moe<B> {
         // collisions.
         let x = x.unsqueeze_dim::<3>(1).expand([tokens, copies, hidden]).reshape([tokens * copies, hidden]);
         let x = x.zeros_like().scatter_nd(row.clone(), x, IndexingUpdateOp::Add);
-        let y = self.experts.forward(x, ends);
+        // To the ranks that have the experts, if ranks divide them.
+        let Dispatched { x, ends, route } = dispatch(x, ends, &self.experts.gate_proj.weight.val());
+        let y = route.combine(self.experts.forward(x, ends));
         let y = y.gather_nd::<2, 2>(row).reshape([tokens, copies, hidden]).cast(DType::F32);
         let y = (y * probabilities.unsqueeze_dim(2)).sum_dim(1);
         y.reshape([tokens, hidden]).cast(dtype)

@@ -21,10 +21,10 @@ use crate::stack::Float8Stack;
 pub use crate::step::PeerExchange;
 use crate::step::{DeviceState, Peers};
 pub use crate::tensor::{
-    Axis, CastAmax, ParallelHooks, ParallelStyle, ShardHooks, ShardLayout, ShardingReport, SourcedWeight, WeightCache,
-    WeightCast, shared,
+    Axis, CastAmax, Exchange, ExpertHooks, ExpertLayout, ParallelHooks, ParallelStyle, ShardHooks, ShardLayout,
+    ShardingReport, SourcedWeight, WeightCache, WeightCast, shared,
 };
-use crate::tensor::{Float8Tensor, parallel_of, source_of};
+use crate::tensor::{Float8Tensor, experts_of, parallel_of, source_of};
 use crate::terms::{Operand, Reason, Role};
 
 /// A new layer like `layer` with its configured policy and its part on this rank, and with its weight
@@ -49,6 +49,16 @@ pub fn with_parallel<B: Float8Backend>(layer: &Layer, part: Arc<dyn ParallelHook
 /// Part of a layer on this rank, if ranks divide it.
 pub fn parallel<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn ParallelHooks<B>>> {
     parallel_of(layer).cloned()
+}
+
+/// A new layer like `layer` with its configured policy, for this rank's experts.
+pub fn with_experts<B: Float8Backend>(layer: &Layer, experts: Arc<dyn ExpertHooks<B>>) -> Arc<Layer> {
+    Arc::new(copied(layer).with_parallel(experts))
+}
+
+/// Experts of a layer on this rank, if ranks divide them.
+pub fn experts<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn ExpertHooks<B>>> {
+    experts_of(layer).cloned()
 }
 
 /// A layer in high precision, with the conversion of `like`.

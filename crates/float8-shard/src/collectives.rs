@@ -3,6 +3,7 @@ use crate::comm::Operation;
 use crate::error::ShardError;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
+use burn_float8::shard_hooks::Exchange;
 use float8_kernels::Granularity;
 
 /// Result of a started collective. Calling it makes the device wait, not the host; until then the
@@ -42,6 +43,13 @@ pub trait DeviceCollectives<B: Float8Backend> {
         label: &str,
         values: FloatTensor<B>,
     ) -> Result<PendingOnDevice<FloatTensor<B>>, ShardError>;
+
+    /// Exchanges rows `[.., C]` of whole words, which begin with the rows for rank 0: `[M, C]` from all
+    /// ranks, rank 0's first. One row of zeros, if there are none.
+    ///
+    /// # Errors
+    /// [`ShardError`].
+    fn all_to_all(&self, label: &str, rows: FloatTensor<B>, exchange: &Exchange) -> Result<FloatTensor<B>, ShardError>;
 }
 
 /// Partition of a whole matrix's operand over ranks.

@@ -45,11 +45,21 @@ pub struct ShardConfig {
     /// Dtype of gradients exchanged between ranks. `bf16` halves the bytes: MPI adds them in f32,
     /// NCCL in bf16.
     pub reduce_dtype: ReduceDtype,
+    /// Whether the ranks that divide a copy divide the experts of mixtures too (expert parallelism).
+    /// Tokens then go to the ranks of their experts.
+    pub experts: bool,
 }
 
 impl Default for ShardConfig {
     fn default() -> Self {
-        Self { replicate: 1, shard: -1, tensor: 1, reshard: Reshard::default(), reduce_dtype: ReduceDtype::default() }
+        Self {
+            replicate: 1,
+            shard: -1,
+            tensor: 1,
+            reshard: Reshard::default(),
+            reduce_dtype: ReduceDtype::default(),
+            experts: false,
+        }
     }
 }
 

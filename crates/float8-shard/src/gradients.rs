@@ -16,7 +16,7 @@ use crate::all_reduce::{all_reduce, flat};
 use crate::comm::Operation;
 use crate::error::ShardError;
 use crate::sharding::Sharding;
-use crate::world::World;
+use crate::world::{Group, World};
 
 /// Maximum number of gradient elements in one all-reduce, unless a single gradient has more. The
 /// all-reduce copies them.
@@ -29,7 +29,7 @@ struct Replicated<B: Float8Stack> {
     gradient: Option<FloatTensor<B::Inner>>,
 }
 
-/// Sums the gradients of the parameters that `is_summed` names over the ranks with other batches.
+/// Waits, and sums the gradients of the parameters that `is_summed` names over the ranks with other batches.
 pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     world: &World<B::Inner>,
     model: &M,
@@ -37,7 +37,17 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     is_summed: impl Fn(ParamId, &FloatTensor<B>) -> bool,
 ) -> Result<(), ShardError> {
     wait::<B, M>(world, model, grads)?;
-    if world.data.size() == 1 {
+    sum::<B, M>(&world.data, model, grads, is_summed)
+}
+
+/// Sums the gradients of the parameters that `is_summed` names over a group of ranks.
+pub(crate) fn sum<B: Float8Stack + AutodiffBackend, M: Module<B>>(
+    group: &Group<B::Inner>,
+    model: &M,
+    grads: &mut GradientsParams,
+    is_summed: impl Fn(ParamId, &FloatTensor<B>) -> bool,
+) -> Result<(), ShardError> {
+    if group.size() == 1 {
         return Ok(());
     }
     let mut replicated: Vec<Replicated<B>> = vec![];
@@ -56,7 +66,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     // An expert without tokens on this rank has no gradient here. Exchanging these flags needs only
     // the host, so it does not wait for the device.
     let bits = replicated.iter().map(|param| u32::from(param.gradient.is_some())).collect();
-    let bits = world.data.comm.all_reduce_max_bits("which replicated parameters have gradients", bits)?.wait()?;
+    let bits = group.comm.all_reduce_max_bits("which replicated parameters have gradients", bits)?.wait()?;
     let mut bits = bits.into_iter();
     replicated.retain(|_| bits.next() != Some(0));
     let values = replicated.iter_mut().map(|param| match param.gradient.take() {
@@ -67,7 +77,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
             <B::Inner>::float_zeros(Shape::from(vec![elements]), &device, FloatDType::F32)
         }
     });
-    let collectives = world.data.of_model(&Module::<B>::devices(model));
+    let collectives = group.of_model(&Module::<B>::devices(model));
     let (mut values, mut sums) = (values.peekable(), vec![]);
     while let Some(first) = values.next() {
         let mut elements = first.shape().num_elements();
@@ -77,7 +87,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
             joined.push(next);
         }
         let label = "gradients of replicated parameters";
-        sums.extend(all_reduce(&world.data.comm, collectives.as_deref(), label, Operation::AllReduceSum, joined)?);
+        sums.extend(all_reduce(&group.comm, collectives.as_deref(), label, Operation::AllReduceSum, joined)?);
     }
     drop(values);
     for (Replicated { id, value, .. }, sum) in replicated.into_iter().zip(sums) {

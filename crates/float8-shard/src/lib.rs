@@ -26,6 +26,7 @@ mod values;
 mod gather_cache;
 mod prefetch;
 
+mod experts;
 mod hooks;
 mod parallel_part;
 

@@ -16,7 +16,7 @@ use crate::tensor_parallel::{ParallelPlan, TensorStyle, styles};
 /// Bytes per rank for a model and its AdamW training, without activations.
 ///
 /// ```text
-/// parameters, gradients     elements of this rank's rows with padding, and of replicated ones
+/// parameters, gradients     elements of this rank's rows and experts with padding, and of replicated ones
 /// moments                   twice as many elements
 /// masters                   elements of matrices, in f32
 /// gathered, after_step      every weight that GEMMs read: codes and scales of both orientations, or values
@@ -118,7 +118,8 @@ impl ShardPlan {
         // Sums over the inputs of linears: elements and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);
         for parameter in &parameters {
-            let elements = parameter.dims.iter().product::<usize>() as u64;
+            let dims = parameter.own_dims(ranks, config);
+            let elements = dims.iter().product::<usize>() as u64;
             let kept = if parameter.dims.len() < 2 { DType::F32 } else { dtypes.matrices }.size() as u64;
             let policy = parameter.linear().and_then(|_| policies.next());
             let is_sharded = parameter.is_sharded();
@@ -128,7 +129,8 @@ impl ShardPlan {
                     return;
                 }
                 new.largest[0] = new.largest[0].max(own);
-                if !is_sharded || is_sum {
+                let is_divided = is_sharded || dims != parameter.dims && mesh.replicate == 1;
+                if !is_divided || is_sum {
                     replicated += own;
                     new.joined_gradients = new.joined_gradients.max(4 * own);
                 }
@@ -138,7 +140,7 @@ impl ShardPlan {
                 new.masters += 4 * own * u64::from(dtypes.masters && parameter.dims.len() > 1);
             };
             // Experts are concatenated, along n for one orientation and along k for the other.
-            let (groups, [k, n]) = match parameter.dims[..] {
+            let (groups, [k, n]) = match dims[..] {
                 [k, n] if is_sharded => (1, [k, n]),
                 [groups, k, n] if policy.is_some() => (groups, [k, n]),
                 _ => {
@@ -211,6 +213,15 @@ impl Planned {
         Some(LinearInfo { name: name.clone(), k: *k, n: *n })
     }
 
+    /// Shape on a rank, before matrices are sharded.
+    fn own_dims(&self, ranks: usize, config: ShardConfig) -> Vec<usize> {
+        let mut dims = self.dims.clone();
+        if let ([experts, _, _], true) = (&mut dims[..], config.experts && matches!(self.kind, Kind::Linear(_))) {
+            *experts = chunk(*experts, ranks, 1);
+        }
+        dims
+    }
+
     /// Keeps a rank's part by tensor parallelism.
     fn divide(&mut self, ranks: usize) {
         match (self.style, &mut self.dims[..]) {
@@ -219,7 +230,7 @@ impl Planned {
         }
     }
 
-    /// Experts are not sharded.
+    /// Experts are divided, or whole.
     fn is_sharded(&self) -> bool {
         self.dims.len() == 2 && !matches!(self.kind, Kind::Replicated)
     }

@@ -67,19 +67,25 @@ pub(crate) fn divide<B: Float8Stack, M: Module<B>>(
     let model = map_params::<B, M>(model, |param| {
         let elements = param.shape.num_elements() as u64;
         summary.elements += elements;
-        let Some(layer) = layer_of(param, &mut like) else {
+        let Some(layer) = layer_of(param, &mut like, config.experts && ranks > 1) else {
             summary.replicated += 1;
             summary.elements_per_rank += elements;
             return Change::None;
         };
-        let (policy, whole) = (shard_hooks::configured(&layer), [param.shape[0], param.shape[1]]);
-        let sharding = Sharding::new(world.clone(), layer.name(), whole, alignment(Some(&policy)), config);
+        let policy = shard_hooks::configured(&layer);
+        let sharding = match param.shape[..] {
+            [k, n] => Sharding::new(world.clone(), layer.name(), [k, n], alignment(Some(&policy)), config),
+            _ => Sharding::of_experts(world.clone(), layer.name(), &param.shape, config),
+        };
         let sharding = Arc::new(Sharding { part: TensorPart::of::<B::Inner>(&layer), ..sharding });
         summary.sharded += 1;
         let own = sharding.own_shape().iter().product::<usize>() as u64;
         summary.elements_per_rank += own;
         summary.padding += own * summary.ranks as u64 - elements;
-        let layer = shard_hooks::with_source::<B::Inner>(&layer, sharding.clone());
+        let layer = match sharding.has_experts() {
+            true => shard_hooks::with_experts::<B::Inner>(&layer, sharding.clone()),
+            false => shard_hooks::with_source::<B::Inner>(&layer, sharding.clone()),
+        };
         if matches!(*policy, Policy::Float8(_)) {
             layers.push(layer.clone());
         }
@@ -89,9 +95,15 @@ pub(crate) fn divide<B: Float8Stack, M: Module<B>>(
 }
 
 /// Layer of a parameter, existing or new. None if the parameter is replicated.
-fn layer_of<B: Float8Stack>(param: &NamedParam<'_, B>, like: &mut Option<Arc<Layer>>) -> Option<Arc<Layer>> {
-    if param.shape.num_dims() != 2 {
-        return None;
+fn layer_of<B: Float8Stack>(
+    param: &NamedParam<'_, B>,
+    like: &mut Option<Arc<Layer>>,
+    divides_experts: bool,
+) -> Option<Arc<Layer>> {
+    match param.shape[..] {
+        [_, _] => {}
+        [experts, _, _] if divides_experts && experts > 1 => {}
+        _ => return None,
     }
     let known = param.float().and_then(|weight| B::layer(&weight));
     known.or_else(|| {
@@ -110,15 +122,19 @@ fn layer_of<B: Float8Stack>(param: &NamedParam<'_, B>, like: &mut Option<Arc<Lay
 /// ranks.
 fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>, sharding: &Sharding<B::Inner>) -> FloatTensor<B> {
     B::map_float8(weight, |weight| {
-        let (shape, whole, rows) = (weight.shape().to_vec(), sharding.logical, sharding.own_shape());
-        let is_whole = shape == whole;
+        let (shape, whole) = (weight.shape().to_vec(), &sharding.whole);
+        let rows = [&[sharding.chunk], &whole[1..]].concat();
+        let is_whole = shape == *whole;
         if !is_whole && shape != rows {
             let (name, ranks) = (layer.name(), sharding.ranks());
             panic!(
                 "{name}: {shape:?} was loaded, where the whole is {whole:?} and the rows of each of {ranks} ranks {rows:?}"
             );
         }
-        let rows = if is_whole { sharding.shard_of(weight.into_full()) } else { weight.into_full() };
+        let rows = match is_whole {
+            true => sharding.in_shape(sharding.shard_of(sharding.matrix(weight.into_full()))),
+            false => weight.into_full(),
+        };
         shard_hooks::weight_of::<B::Inner>(layer.clone(), rows)
     })
 }

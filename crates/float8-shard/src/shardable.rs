@@ -4,6 +4,7 @@ use burn::tensor::DType;
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 use burn_float8::Float8Stack;
+use burn_float8::config::{Granularity, LinearInfo};
 use burn_float8::shard_hooks::{self, FoundLinear, ParallelStyle, linears, read_f32, visit_params};
 use burn_std::Slice;
 use serde::Serialize;
@@ -11,7 +12,7 @@ use serde::Serialize;
 use crate::all_reduce::flat;
 use crate::config::ShardConfig;
 use crate::error::ShardError;
-use crate::sharding::{Place, Sharding, TensorPart};
+use crate::sharding::{BLOCK, Place, Sharding, TensorPart, chunk};
 use crate::world::World;
 
 /// Parameter of a sharded model.
@@ -65,7 +66,7 @@ pub(crate) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<Sharded
             (Some(Place { shape, rows, cols }), ..) => {
                 new.rows = Some([rows.start, rows.end]);
                 new.cols = (cols.len() < shape[1]).then_some([cols.start, cols.end]);
-                new.shape = shape.to_vec();
+                new.shape = shape;
             }
             (None, Some((of, TensorPart { style: ParallelStyle::Colwise, ranks, rank })), [len]) if of == module => {
                 new.rows = Some([rank * len, (rank + 1) * len]);
@@ -88,7 +89,9 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
     let comm = &world.all.comm;
     let found = linears::<B, M>(model, None);
     let tensor = config.mesh(comm.world_size())?.tensor;
-    let own = check_own::<B, M>(model, &found, tensor).and_then(|()| check_device::<B, M>(model, world));
+    let own = check_own::<B, M>(model, &found, tensor)
+        .and_then(|()| check_experts::<B>(&found, world, config))
+        .and_then(|()| check_device::<B, M>(model, world));
     comm.all_ok("the model to shard", own)?;
     // Name, dtype, shape and gradient flag of each parameter, and its first values: parameters that
     // each rank initializes differently differ in these.
@@ -132,6 +135,32 @@ fn check_device<B: Float8Stack, M: Module<B>>(model: &M, world: &World<B::Inner>
     Err(ShardError::model("the model", reason))
 }
 
+/// Checks that the experts of a rank end where squares of scales end.
+fn check_experts<B: Float8Stack>(
+    found: &[FoundLinear<B>],
+    world: &World<B::Inner>,
+    config: ShardConfig,
+) -> Result<(), ShardError> {
+    if config.experts && config.tensor > 1 {
+        return Err(ShardError::model(
+            "the model",
+            " cannot have its experts and its linears divided: `experts` needs `tensor` = 1",
+        ));
+    }
+    for FoundLinear { info: LinearInfo { name, k, n }, weight, .. } in found.iter().filter(|_| config.experts) {
+        let layer = weight.as_ref().and_then(|weight| Some((B::layer(weight)?, weight.shape())));
+        let Some((layer, shape)) = layer.filter(|(_, shape)| shape.num_dims() == 3) else { continue };
+        let has_squares = shard_hooks::weight_granularities(&shard_hooks::configured(&layer))
+            .contains(&Some(Granularity::Block128x128));
+        let chunk = chunk(shape[0], world.shard.size(), 1);
+        if has_squares && chunk < shape[0] && [k, n].into_iter().any(|len| !(chunk * len).is_multiple_of(BLOCK)) {
+            let reason = format!(" has experts of {k} x {n}, and {chunk} on a rank are no multiple of {BLOCK}");
+            return Err(ShardError::model(name, reason));
+        }
+    }
+    Ok(())
+}
+
 fn check_own<B: Float8Stack, M: Module<B>>(
     model: &M,
     found: &[FoundLinear<B>],
@@ -143,7 +172,7 @@ fn check_own<B: Float8Stack, M: Module<B>>(
         let Some(weight) = &linear.weight else {
             return refused(" is quantized: only float parameters are sharded");
         };
-        if linear.layer().is_some_and(|layer| shard_hooks::source::<B::Inner>(layer).is_some()) {
+        if linear.layer().is_some_and(|layer| Sharding::<B::Inner>::of(layer).is_some()) {
             return refused(" is sharded already");
         }
         if let Some(TensorPart { ranks, .. }) = linear.layer().and_then(|layer| TensorPart::of::<B::Inner>(layer)) {

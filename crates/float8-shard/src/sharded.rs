@@ -106,7 +106,7 @@ impl Sharded {
         let hooks = Arc::new(Sharding::new(world.clone(), "the model", [0, 0], 1, config));
         let before = || found.iter().filter_map(|linear| Some((linear.layer()?, &linear.device)));
         for (layer, device) in before() {
-            // New layers of sharded linears; experts keep theirs.
+            // New layers of divided linears; other experts keep theirs.
             let now = |layer: &Arc<Layer>| {
                 let is_new =
                     |new: &&Arc<Layer>| new.name() == layer.name() && shard_hooks::are_applied_together(new, layer);
@@ -248,7 +248,11 @@ impl Sharded {
         sourced_weights::<B, M>(model).iter().for_each(|weight| forget_started::<B::Inner>(&weight.shared()));
         let is_whole =
             |_, value: &FloatTensor<B>| Sharding::of_value::<B>(value).is_none_or(|sharding| !sharding.is_divided());
-        gradients::reduce::<B, M>(self.world(), model, grads, is_whole)
+        gradients::reduce::<B, M>(self.world(), model, grads, is_whole)?;
+        let is_expert = |_, value: &FloatTensor<B>| {
+            Sharding::of_value::<B>(value).is_some_and(|sharding| sharding.is_divided() && sharding.has_experts())
+        };
+        gradients::sum::<B, M>(&self.world().replicate, model, grads, is_expert)
     }
 
     /// Parameters of the model by path, with the whole shapes and this rank's rows.
@@ -276,7 +280,10 @@ impl Sharded {
             let value = param.float();
             let sharding = value.as_ref().and_then(Sharding::of_value::<B>);
             let Some((value, sharding)) = value.zip(sharding) else { return Change::None };
-            let whole = |shard: Float8Tensor<_>| Float8Tensor::new(sharding.gather_values(shard.into_full()));
+            let whole = |shard: Float8Tensor<_>| {
+                let all = sharding.gather_values(sharding.matrix(shard.into_full()));
+                Float8Tensor::new(sharding.in_shape(all))
+            };
             Change::Replaced(B::map_float8(value, whole))
         })
     }

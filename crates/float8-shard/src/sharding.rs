@@ -26,7 +26,7 @@ use crate::config::ShardConfig;
 use crate::world::World;
 
 /// Shards have a multiple of this number of rows if scales cover blocks.
-const BLOCK: usize = 128;
+pub(crate) const BLOCK: usize = 128;
 
 /// Shards have a multiple of this number of rows otherwise. Codes then fill whole words, and rows
 /// of the transpose are multiples of 16 bytes.
@@ -70,7 +70,7 @@ impl TensorPart {
 /// Place of this rank's value in a whole parameter.
 pub(crate) struct Place {
     /// Shape of the whole parameter.
-    pub(crate) shape: [usize; 2],
+    pub(crate) shape: Vec<usize>,
     pub(crate) rows: Range<usize>,
     pub(crate) cols: Range<usize>,
 }
@@ -81,6 +81,10 @@ impl Place {
         let layer = S::layer(value)?;
         let (sharding, part) = (Sharding::<S::Inner>::of(&layer), TensorPart::of::<S::Inner>(&layer));
         let (mut rows, [k, n]) = match (&sharding, part) {
+            (Some(sharding), _) if sharding.has_experts() => {
+                let (shape, rows) = (sharding.whole.clone(), sharding.rows());
+                return Some(Self { cols: 0..shape[1], shape, rows });
+            }
             (Some(sharding), _) => (sharding.rows(), sharding.logical),
             (None, Some(_)) => (0..value.shape()[0], value.shape().dims()),
             (None, None) => return None,
@@ -95,7 +99,7 @@ impl Place {
             }
             None => {}
         }
-        Some(Self { shape, rows, cols })
+        Some(Self { shape: shape.to_vec(), rows, cols })
     }
 
     /// Place of a parameter.
@@ -112,7 +116,9 @@ impl Place {
 pub(crate) struct Sharding<B: Float8Backend> {
     pub(crate) world: Arc<World<B>>,
     pub(crate) name: String,
-    /// K and N.
+    /// Shape of the whole weight, or of the part.
+    pub(crate) whole: Vec<usize>,
+    /// K and N; of experts `[G, K, N]`, G and K · N.
     pub(crate) logical: [usize; 2],
     pub(crate) part: Option<TensorPart>,
     pub(crate) chunk: usize,
@@ -138,13 +144,27 @@ impl<B: Float8Backend> Sharding<B> {
         let zero = || AtomicU64::new(0);
         let (name, [float8_gathers, gathers_ahead, full_gathers]) = (name.into(), [zero(), zero(), zero()]);
         let unsynced = Mutex::new(None);
-        let part = None;
-        Self { world, name, logical, part, chunk, config, float8_gathers, gathers_ahead, full_gathers, unsynced }
+        Self {
+            world,
+            name,
+            whole: logical.to_vec(),
+            logical,
+            part: None,
+            chunk,
+            config,
+            float8_gathers,
+            gathers_ahead,
+            full_gathers,
+            unsynced,
+        }
     }
 
     /// Partition of a layer's weight, if it is sharded.
     pub(crate) fn of(layer: &Layer) -> Option<Arc<Self>> {
-        let hooks: Arc<dyn Any + Send + Sync> = shard_hooks::source::<B>(layer)?;
+        let hooks: Arc<dyn Any + Send + Sync> = match shard_hooks::source::<B>(layer) {
+            Some(source) => source,
+            None => shard_hooks::experts::<B>(layer)?,
+        };
         hooks.downcast().ok()
     }
 

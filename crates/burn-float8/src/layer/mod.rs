@@ -69,7 +69,8 @@ pub struct Layer {
     applied: Arc<Applied>,
     /// Source of the weight if it is sharded: an `Arc<dyn ShardHooks<B>>`.
     source: Option<Box<dyn Any + Send + Sync>>,
-    /// Part of the linear on this rank, if ranks divide it: an `Arc<dyn ParallelHooks<B>>`.
+    /// Part of the linear on this rank, if ranks divide it: an `Arc<dyn ParallelHooks<B>>`, or
+    /// `Arc<dyn ExpertHooks<B>>`.
     parallel: Option<Box<dyn Any + Send + Sync>>,
     settings: RwLock<Settings>,
     /// Setting of [`set_float8_enabled`](crate::set_float8_enabled).
@@ -118,7 +119,7 @@ impl Layer {
         Self { source: Some(Box::new(source)), ..self }
     }
 
-    /// Sets the part of the linear on this rank, an `Arc<dyn ParallelHooks<B>>`.
+    /// Sets the part of the linear on this rank, an `Arc<dyn ParallelHooks<B>>` or `Arc<dyn ExpertHooks<B>>`.
     pub(crate) fn with_parallel(self, parallel: impl Any + Send + Sync) -> Self {
         Self { parallel: Some(Box::new(parallel)), ..self }
     }

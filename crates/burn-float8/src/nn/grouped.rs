@@ -5,6 +5,7 @@ use burn::nn::Initializer;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorPrimitive};
 
+use super::experts::{Dispatched, dispatch};
 use crate::backend::{check_shapes, grouped_matmul};
 use crate::ops::functions::find;
 
@@ -18,6 +19,9 @@ use crate::ops::functions::find;
 /// groups may affect it. FP8 GEMMs read nothing from the device for any group sizes. A GEMM in high
 /// precision is one matmul per group and reads the ends. On a backend without
 /// [`Float8`](crate::Float8) this calls [`grouped_matmul`].
+///
+/// If ranks divide the experts, the rows go to the ranks of their experts and back, unless
+/// [`dispatch`](crate::nn::dispatch) has sent them there.
 ///
 /// The weight of a [`GroupedLinear`](crate::GroupedLinear) gets its layer from
 /// [`Float8Config::apply`](crate::Float8Config::apply). Any other weight uses the device's default,
@@ -46,6 +50,13 @@ use crate::ops::functions::find;
 /// has no layer and the configuration makes that an error.
 pub fn grouped_linear<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
     let Some(functions) = find::<B>() else { return grouped_matmul(x, weight, ends) };
+    if ends.dims()[0] != weight.dims()[0] {
+        // Ranks may divide the experts.
+        let Dispatched { x, ends, route } = dispatch(x.clone(), ends.clone(), &weight);
+        if route.is_over_ranks() {
+            return route.combine(grouped_linear(x, weight, ends));
+        }
+    }
     check_shapes(&x, &weight, &ends);
     let (x, weight) = (x.into_primitive().tensor(), weight.into_primitive().tensor());
     let y = (functions.grouped_linear)(x, weight, ends.into_primitive());

@@ -6,18 +6,18 @@ use std::sync::{Arc, LazyLock};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
-use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, TensorMetadata};
 use parking_lot::RwLock;
 
-use super::Float8;
+use super::{Direction, Float8, Route};
 use crate::backend::{
     AdamWDtypes, AdamWFn, AdamWRequest, AdamWResult, AdamWTensors, CachedAttention, CachedHeads, Float8Backend, Fused,
 };
 use crate::error::wrong_order;
 use crate::layer::Mark;
 use crate::profile::operation;
-use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped, parallel_of};
+use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped, experts_of, parallel_of};
 
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
 type LogLikelihoodFn<B> = fn(&FloatTensor<B>, &IntTensor<B>, weight: &FloatTensor<B>) -> Option<FloatTensor<B>>;
@@ -43,10 +43,26 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) parallel_tokens: fn(x: FloatTensor<B>, weight: &FloatTensor<B>) -> FloatTensor<B>,
     /// Log-likelihood of logits and targets over all ranks. None if ranks do not divide the weight.
     pub(crate) parallel_log_likelihood: LogLikelihoodFn<B>,
+    /// Rows of x, with these ends of experts, on the ranks that divide the weight. None if no ranks do.
+    pub(crate) dispatch: DispatchFn<B>,
+    /// Rows back from the ranks of a route.
+    pub(crate) combine: fn(rows: FloatTensor<B>, route: &AnyRoute) -> FloatTensor<B>,
     /// Attaches one more adapter to a weight.
     pub(crate) with_adapter: fn(FloatTensor<B>, Adapter<B>) -> FloatTensor<B>,
     /// Merges the adapters of a weight into it, at the same autodiff node. None without adapters.
     pub(crate) merge_adapters: fn(FloatTensor<B>) -> Option<FloatTensor<B>>,
+}
+
+type DispatchFn<B> = fn(&FloatTensor<B>, &IntTensor<B>, weight: &FloatTensor<B>) -> Option<ExpertRows<B>>;
+
+/// A [`Route`] of any backend.
+pub(crate) type AnyRoute = Arc<dyn Any + Send + Sync>;
+
+/// Rows on the ranks of their experts.
+pub(crate) struct ExpertRows<B: Backend> {
+    pub(crate) x: FloatTensor<B>,
+    pub(crate) ends: IntTensor<B>,
+    pub(crate) route: AnyRoute,
 }
 
 type Registry = HashMap<TypeId, &'static (dyn Any + Send + Sync)>;
@@ -91,6 +107,16 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
             let layer = weight.layer().filter(|layer| layer.parallel().is_some())?;
             let y = W::parallel_log_likelihood(logits.full().clone(), targets.clone(), layer);
             Some(Float8Tensor::new(y))
+        },
+        dispatch: |x, ends, weight| {
+            let hooks = experts_of::<W::Plain>(weight.layer()?)?;
+            let route = Arc::new(Route::new(hooks, x.shape()[0], ends, &x.device()));
+            let x = W::expert_rows(x.full().clone(), &route, Direction::Dispatch);
+            Some(ExpertRows { x: Float8Tensor::new(x), ends: route.ends.clone(), route })
+        },
+        combine: |rows, route| {
+            let route = route.clone().downcast().expect("rows go back on the backend of their route");
+            Float8Tensor::new(W::expert_rows(rows.into_full(), &route, Direction::Combine))
         },
         with_adapter: |weight, adapter| {
             let all = Adapters::with(weight.adapters().map(|all| &**all), adapter.map(Float8Tensor::into_full));

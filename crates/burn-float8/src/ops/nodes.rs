@@ -19,6 +19,7 @@ use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
+use super::experts::{Direction, Route};
 use super::linear::{self, Wanted, reduced};
 use super::parallel::{Vocabulary, gather, part_of, reduce};
 use super::{embedding, full_tensor, fused, grouped, register_gradients};
@@ -67,6 +68,10 @@ impl<B: Float8Backend> Wrapped for B {
 
     fn parallel_log_likelihood(logits: FloatTensor<B>, targets: IntTensor<B>, layer: &Arc<Layer>) -> FloatTensor<B> {
         Vocabulary::<B>::new(layer, &logits, targets).log_likelihood(logits).0
+    }
+
+    fn expert_rows(rows: FloatTensor<B>, route: &Arc<Route<B>>, direction: Direction) -> FloatTensor<B> {
+        route.apply(rows, direction)
     }
 
     fn fp8_embedding(weights: Float8Tensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
@@ -145,6 +150,14 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
                 prep.finish((vocabulary, log_sums, logits), y)
             }
             OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+
+    fn expert_rows(rows: FloatTensor<Self>, route: &Arc<Route<B>>, direction: Direction) -> FloatTensor<Self> {
+        let moved = route.apply(rows.primitive, direction);
+        match ExpertRows.prepare::<C>([rows.node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((route.clone(), direction.reversed()), moved),
+            OpsKind::UnTracked(prep) => prep.finish(moved),
         }
     }
 
@@ -263,6 +276,22 @@ impl<B: Float8Backend> Backward<B, 1> for ParallelTokens {
         let dy = grads.consume::<B>(&ops.node);
         if let [Some(node)] = ops.parents {
             grads.register::<B>(node.id, reduce::<B>(part_of(&ops.state), dy));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ExpertRows;
+
+impl<B: Float8Backend> Backward<B, 1> for ExpertRows {
+    /// Way of the gradients.
+    type State = (Arc<Route<B>>, Direction);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (route, direction) = ops.state;
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, route.apply(dy, direction));
         }
     }
 }

@@ -6,7 +6,8 @@ use float8_kernels::Orientation;
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
 use super::cast::CastRequest;
 use super::codes::Codes;
-use super::parallel::parallel_cast;
+use super::experts::experts_of;
+use super::parallel::{expert_cast, parallel_cast};
 use super::shared_input_cast;
 use super::source::{WeightCast, sourced_copy};
 use crate::backend::{Float8Backend, GivenAmax, Quantized};
@@ -36,6 +37,10 @@ pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8
     }
     if let Some(hooks) = request.parallel() {
         let (quantized, result) = parallel_cast(request, hooks);
+        return keep(request, quantized, result);
+    }
+    if let Some(hooks) = experts_of(layer) {
+        let (quantized, result) = expert_cast(request, hooks);
         return keep(request, quantized, result);
     }
     let scale = request.scale(known);
@@ -122,7 +127,7 @@ fn keep<B: Float8Backend>(
 /// nothing.
 pub(super) fn recast<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<B::Operand> {
     let key = request.key();
-    let is_divided = request.source().is_some() || request.parallel().is_some();
+    let is_divided = request.source().is_some() || request.layer.parallel().is_some();
     // The scales are unknown, since this process has only a part of each.
     if request.divides_rows() || request.source().is_some() && WeightCast::new(request).scales_columns() {
         return None;

@@ -14,6 +14,7 @@ use float8_kernels::Granularity;
 
 use super::cache::{CastResult, Fp8Copy};
 use super::cast::CastRequest;
+use super::experts::{ExpertHooks, experts_of};
 use super::source::{CastAmax, WeightCast};
 use crate::backend::{Float8Backend, Quantized};
 use crate::layer::{Layer, LinearPlan};
@@ -79,7 +80,7 @@ pub trait ParallelHooks<B: Float8Backend>: Any + Send + Sync {
 
 /// Part of a layer on this rank, if ranks divide it.
 pub(crate) fn parallel_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn ParallelHooks<B>>> {
-    layer.parallel().map(|hooks| hooks.downcast_ref().expect("all weights of a layer are of one backend"))
+    layer.parallel()?.downcast_ref()
 }
 
 /// Axis of a copy that holds the tokens of x or dy, its rows or its contraction.
@@ -104,8 +105,12 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
         parallel_of(self.layer)
     }
 
-    /// Whether ranks divide the axis that shares a scale of a row.
+    /// Whether ranks divide the axis that shares a scale of a row. Ranks of experts divide tokens.
     pub(super) fn divides_rows(&self) -> bool {
+        if experts_of::<B>(self.layer).is_some() {
+            let is_by_token = self.operand.role == Role::Weight || contracted(self.operand) == Axis::Cols;
+            return !is_by_token && self.key().cast.cast.granularity == Granularity::Row;
+        }
         let divides = |style: ParallelStyle| style.divided(self.operand.role) == contracted(self.operand);
         self.parallel().is_some_and(|hooks| divides(hooks.style()))
             && self.key().cast.cast.granularity == Granularity::Row
@@ -157,10 +162,23 @@ pub(super) fn parallel_cast<B: Float8Backend>(
             }
         }
     };
+    (one_of_both(operand, made, &result), result)
+}
+
+/// Cast for a GEMM of a layer whose experts ranks divide.
+pub(super) fn expert_cast<B: Float8Backend>(
+    request: CastRequest<'_, B>,
+    hooks: &Arc<dyn ExpertHooks<B>>,
+) -> (Quantized<B>, Arc<CastResult<B>>) {
+    let (made, CastAmax(result)) = hooks.cast(&WeightCast::new(request));
+    (one_of_both(request.operand, made, &result), result)
+}
+
+/// A cast in one orientation.
+fn one_of_both<B: Float8Backend>(operand: Operand, made: B::Operand, result: &CastResult<B>) -> Quantized<B> {
     let amax = result.scaling.clone();
-    let quantized = match operand.axis {
+    match operand.axis {
         ContractionAxis::Last => Quantized { rows: Some(made), cols: None, amax },
         ContractionAxis::Leading => Quantized { rows: None, cols: Some(made), amax },
-    };
-    (quantized, result)
+    }
 }

@@ -88,7 +88,7 @@ pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn Shar
     layer.source().map(|source| source.downcast_ref().expect("all weights of a layer are of one backend"))
 }
 
-/// One cast of this rank's part of a tensor: a shard, or x, w or dy of a tensor-parallel linear.
+/// One cast of this rank's part of a tensor: a shard, or x, w or dy of a linear that ranks divide.
 pub struct WeightCast<'a, B: Float8Backend> {
     request: CastRequest<'a, B>,
 }
@@ -101,6 +101,11 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
     /// This process' rows.
     pub fn rows(&self) -> FloatTensor<B> {
         self.request.tensor.full().clone()
+    }
+
+    /// The matrix to cast.
+    pub fn matrix(&self) -> FloatTensor<B> {
+        self.request.matrix()
     }
 
     /// Role of the tensor in its linear.
@@ -128,7 +133,7 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
         self.request.operand.axis == ContractionAxis::Leading
     }
 
-    /// Whether the scale of a row covers elements of several ranks (tensor parallelism).
+    /// Whether the scale of a row covers elements of several ranks.
     pub fn divides_rows(&self) -> bool {
         self.request.divides_rows()
     }

@@ -10,6 +10,7 @@ use super::cache::{CastKey, Fp8Cache};
 use super::codes::Codes;
 use crate::backend::{Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
+use crate::ops::{Direction, Route};
 
 pub(crate) mod sealed {
     pub trait Sealed {}
@@ -60,6 +61,10 @@ pub trait Wrapped: Backend + sealed::Sealed {
         targets: IntTensor<Self>,
         layer: &Arc<Layer>,
     ) -> FloatTensor<Self>;
+    /// Rows on the way of their route.
+    #[doc(hidden)]
+    fn expert_rows(rows: FloatTensor<Self>, route: &Arc<Route<Self::Plain>>, direction: Direction)
+    -> FloatTensor<Self>;
     /// Rows of a table, which may be sharded.
     #[doc(hidden)]
     fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self>;

@@ -187,6 +187,31 @@ fn a_run_goes_on_with_another_mesh() {
     assert_eq!(runs.resume([2, 2], "one"), one[2..]);
 }
 
+/// Experts that ranks divide train as whole ones, and any mesh resumes their checkpoint.
+#[test]
+fn divided_experts_are_saved_and_resumed() {
+    let runs = Runs::new();
+    let [every, folder] = runs.saved("experts");
+    let settings =
+        ["training.steps=4", "training.precision=f32", "model.preset=llama3-debug-moe", "parallelism.experts=true"];
+    let one = runs.train([1, 4], &settings);
+    let all = runs.train([4, 4], &[&settings[..], &["parallelism.replicate=2", &every, &folder]].concat());
+    let near = |found: &[f64], expected: &[f64]| {
+        let is_near = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() <= 1e-3 * expected);
+        assert!(is_near && found.len() == expected.len(), "{found:?} and {expected:?}");
+    };
+    near(&all, &one);
+    // Each rank of the first replica has written half of the experts.
+    let index = fs::read_to_string(runs.path("experts/step-000000004/index.json")).unwrap();
+    let index: String = index.split_whitespace().collect();
+    let (_, parts) =
+        index.split_once("\"layers.0.moe.experts.up_proj.weight\":{\"shape\":[4,32,64],\"parts\":").unwrap();
+    assert!(parts.starts_with("[{\"rows\":[0,2],") && parts.contains("{\"rows\":[2,4],"), "{parts}");
+    for [count, replicas] in [[4, 2], [4, 1], [2, 1], [4, 4], [1, 1]] {
+        near(&runs.resume_as([count, 4], replicas, "experts"), &all[2..]);
+    }
+}
+
 /// Every command reads checkpoints of several ranks and detects damage.
 #[test]
 fn what_ranks_have_saved_is_read() {

@@ -55,7 +55,7 @@ impl Operation {
             Self::AllGather => rows * ranks,
             Self::ReduceScatterSum => rows / ranks,
             Self::AllReduceSum | Self::AllReduceMaxBits => rows,
-            Self::AllToAll | Self::AllGatherBytes => unreachable!("{self:?} is not on devices"),
+            Self::AllToAll | Self::AllGatherBytes => unreachable!("{self:?} is not started on devices"),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use burn_float8::shard_hooks::Exchange;
 use parking_lot::Mutex;
 
 use super::collective::Operation;
@@ -197,6 +198,28 @@ impl Communicator {
     pub fn all_to_all(&self, label: &str, words: Vec<u32>) -> Result<Pending<Vec<u32>>, ShardError> {
         self.check_chunks(Operation::AllToAll, label, words.len())?;
         self.start(Operation::AllToAll, label, words)
+    }
+
+    /// Exchanges words of any number: the first `sent[0]` go to rank 0. Returns the words from all ranks,
+    /// rank 0's first. Each pair of ranks gives the same number.
+    ///
+    /// # Errors
+    /// The errors of the ranks.
+    pub fn all_to_all_v(
+        &self,
+        label: &str,
+        words: Vec<u32>,
+        exchange: Exchange,
+    ) -> Result<Pending<Vec<u32>>, ShardError> {
+        let others = exchange.received.iter().sum::<usize>() - exchange.received[self.rank()];
+        self.0.traffic.lock().add(Operation::AllToAll, 4 * words.len() as u64, 4 * others as u64);
+        #[cfg(feature = "mpi")]
+        if let Some(group) = &self.0.group {
+            return group.all_to_all_v(label, words, exchange);
+        }
+        #[cfg(not(feature = "mpi"))]
+        let _ = label;
+        Ok(Pending::ready(words))
     }
 
     /// Sums over all ranks and keeps this rank's chunk; rank 0 has the first. The order of

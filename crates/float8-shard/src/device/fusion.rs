@@ -7,7 +7,7 @@ use crate::error::ShardError;
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::{DeviceOperand, Float8Backend};
-use burn_float8::shard_hooks::resolved;
+use burn_float8::shard_hooks::{Exchange, resolved};
 use burn_fusion::stream::OperationStreams;
 use burn_fusion::{Client, Fusion, FusionBackend, FusionTensor, NoOp, get_client};
 use burn_ir::{InitOperationIr, OperationIr};
@@ -58,6 +58,16 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
             let made = pending()?;
             Ok(wrapped::<B>(&client, made.shape(), made.dtype(), B::float_tensor_handle(made)))
         }))
+    }
+
+    fn all_to_all(
+        &self,
+        label: &str,
+        rows: FloatTensor<Fusion<B>>,
+        exchange: &Exchange,
+    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
+        let made = self.inner.all_to_all(label, self.client.clone().resolve_tensor_float::<B>(rows), exchange)?;
+        Ok(wrapped::<B>(&self.client, made.shape(), made.dtype(), B::float_tensor_handle(made)))
     }
 }
 

@@ -9,6 +9,7 @@ use burn_cubecl::CubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_float8::backend::{DeviceOperand, Float8Backend};
+use burn_float8::shard_hooks::Exchange;
 use burn_std::Shape;
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
@@ -16,6 +17,7 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::server::Handle;
 
 use super::joined::Joined;
+use super::words_of;
 use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
 
 struct Nccl {
@@ -144,5 +146,22 @@ where
         };
         let launched = self.launch(operation, label, vec![(values, shape, count)])?;
         Ok(Box::new(move || Ok(launched.land()?.remove(0))))
+    }
+
+    fn all_to_all(&self, label: &str, rows: CubeTensor<R>, exchange: &Exchange) -> Result<CubeTensor<R>, ShardError> {
+        let (from, received) = (into_contiguous(rows), exchange.received.iter().sum::<usize>());
+        let (shape, size) = (Shape::from(vec![received.max(1), from.shape()[1]]), from.dtype.size());
+        let handle = match received {
+            0 => from.client.create_from_slice(&vec![0; shape.num_elements() * size]),
+            _ => from.client.empty(shape.num_elements() * size),
+        };
+        let to = CubeTensor::new_contiguous(from.client.clone(), from.device.clone(), shape, handle, from.dtype);
+        let addresses = (self.address(&from.handle)?, self.address(&to.handle)?);
+        let words = words_of(&from, exchange);
+        // SAFETY: as in `launch`. The rows of the exchange are rows of the tensors.
+        let flight = unsafe {
+            self.nccl().after_context(label, |stream| self.nccl().all_to_all_v(label, addresses, &words, stream))
+        }?;
+        Ok(Launched { flight, read: vec![from], written: vec![to] }.land()?.remove(0))
     }
 }

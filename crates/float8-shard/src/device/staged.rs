@@ -8,9 +8,11 @@ use burn_cubecl::CubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_float8::backend::{DeviceOperand, Float8Backend};
+use burn_float8::shard_hooks::Exchange;
 use burn_std::Shape;
 
 use super::joined::Joined;
+use super::words_of;
 use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
@@ -95,5 +97,15 @@ where
             _ => as_they_are(comm.all_gather(label, words)?),
         };
         Ok(Box::new(move || Ok(up(&values, shape, &started()?))))
+    }
+
+    fn all_to_all(&self, label: &str, rows: CubeTensor<R>, exchange: &Exchange) -> Result<CubeTensor<R>, ShardError> {
+        let cols = rows.shape()[1];
+        let (exchange, received) = (words_of(&rows, exchange), exchange.received.iter().sum::<usize>().max(1));
+        let mut words = down(&rows);
+        words.truncate(exchange.sent.iter().sum());
+        let mut words = self.0.all_to_all_v(label, words, exchange)?.wait()?;
+        words.resize(received * cols * rows.dtype.size() / 4, 0);
+        Ok(up(&rows, vec![received, cols], &words))
     }
 }

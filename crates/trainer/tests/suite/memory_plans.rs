@@ -109,7 +109,7 @@ fn what_is_not_trained_has_no_gradient() {
     assert!(one < whole / 2 && three - one == 2 * (whole - one) / 7, "{whole} {one} {three}");
 }
 
-/// Each rank has two copies of the experts and updates only its rows.
+/// Each rank has two copies of the experts, or of its experts, and updates only its rows.
 #[test]
 fn ranks_are_counted() {
     let experts = ["model.overrides.num_experts=4", "model.overrides.num_experts_per_tok=2"];
@@ -118,6 +118,9 @@ fn ranks_are_counted() {
     let copies = |estimate| row(estimate, "FP8 copies of weights")[0];
     let codes = 2 * 8 * 4 * 3 * 512 * 1024;
     assert!((codes..codes + codes / 100).contains(&copies(&two)) && copies(&one) > copies(&two), "{two}");
+    let half = estimate(&[&moe[..], &["parallelism.experts=true"]].concat(), 2);
+    assert_eq!(2 * copies(&half), copies(&two), "{half}");
+    assert!(row(&half, "parameters")[0] < row(&two, "parameters")[0], "{half}");
     assert!(row(&two, "gathered weights")[0] > 0 && row(&one, "gathered weights")[0] == 0, "{two}");
     let [one, four] = [1, 4].map(|ranks| estimate(&[], ranks));
     assert_eq!(row(&one, "workspace")[3], 4 * row(&four, "workspace")[3]);

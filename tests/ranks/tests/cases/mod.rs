@@ -1,5 +1,7 @@
 //! Cases by name, with their numbers of ranks.
 mod codes;
+mod experts;
+mod experts_model;
 mod failures;
 mod mesh;
 mod parallel;
@@ -52,6 +54,12 @@ pub const ALL: &[Case] = &[
     well("parallel_plans_that_are_refused", &[2], parallel::plans_that_are_refused),
     well("a_parallel_decoder", &[2, 4], parallel_model::has_the_gradients_of_one_rank),
     well("a_parallel_block", &[2, 4], parallel::a_block_trains_as_on_one_rank),
+    well("codes_of_experts", &[2, 4], experts::codes_are_those_of_all_tokens),
+    well("bytes_of_experts", &[2, 4], experts::bytes_of_rows),
+    well("experts_of_a_decoder", &[2, 4], experts_model::have_the_gradients_of_one_rank),
+    well("experts_train", &[2, 4], experts_model::train_as_on_one_rank),
+    well("whole_experts_load", &[2, 4], experts_model::load_and_gather),
+    well("experts_that_are_refused", &[2], experts_model::that_are_refused),
     well("gradients_of_a_mesh_of_parts", &[4], parallel_mesh::has_the_gradients_of_one_rank),
     well("codes_of_a_mesh_of_parts", &[4], parallel_mesh::codes_are_those_of_a_cast_of_the_whole),
     well("a_mesh_of_other_parts_is_refused", &[4], parallel_mesh::of_other_parts_is_refused),

@@ -6,6 +6,7 @@ use std::mem;
 use ::mpi::datatype::Equivalence;
 use ::mpi::ffi::{self, MPI_Request};
 use ::mpi::traits::AsRaw;
+use burn_float8::shard_hooks::Exchange;
 
 use super::wire::{ENCODED, decode, encode};
 use super::world::{Group, Orphan, check};
@@ -25,22 +26,33 @@ struct InFlight<T: Element> {
     request: MPI_Request,
     send: Vec<T>,
     receive: Vec<T>,
+    /// Numbers and begins of the elements for each rank and from each rank, where they differ.
+    counts: [Vec<c_int>; 4],
 }
 
 // SAFETY: the handle is used with the world's lock held, see `Comm`.
 unsafe impl<T: Element> Send for InFlight<T> {}
 
+/// Memory that a transfer uses.
+type Buffers<T> = (Vec<T>, Vec<T>, [Vec<c_int>; 4]);
+
+impl<T: Element> InFlight<T> {
+    fn buffers(&mut self) -> Buffers<T> {
+        (mem::take(&mut self.send), mem::take(&mut self.receive), mem::take(&mut self.counts))
+    }
+}
+
 impl<T: Element> Flight<Vec<T>> for InFlight<T> {
     fn land(mut self: Box<Self>) -> Result<Vec<T>, ShardError> {
         let this = &mut *self;
         let waited = this.group.wait(&mut this.request, &this.collective);
-        let (send, receive) = (mem::take(&mut this.send), mem::take(&mut this.receive));
+        let (send, receive, counts) = this.buffers();
         match waited {
             Ok(()) => Ok(receive),
             Err(error) => {
                 // Leaked: a failed request is no longer a request, and parts of it may still be in
                 // flight.
-                mem::forget((send, receive));
+                mem::forget((send, receive, counts));
                 Err(error)
             }
         }
@@ -52,7 +64,7 @@ impl<T: Element> Drop for InFlight<T> {
         // SAFETY: a constant of the library.
         let null = unsafe { ffi::RSMPI_REQUEST_NULL };
         if self.request != null {
-            let buffers = Box::new((mem::take(&mut self.send), mem::take(&mut self.receive)));
+            let buffers = Box::new(self.buffers());
             self.group.world.lock().orphans.push(Orphan { request: self.request, _buffers: buffers });
         }
     }
@@ -71,6 +83,40 @@ impl Group {
         let _order = self.world.order.lock();
         let collective = self.begin(operation, label, size_of_val(&send[..]))?;
         Ok(Pending::flight(self.transfer(operation, &collective, send)?))
+    }
+
+    /// Starts an exchange. Each pair of ranks has agreed on a number of elements.
+    pub(in crate::comm) fn all_to_all_v<T: Element>(
+        &self,
+        label: &str,
+        send: Vec<T>,
+        Exchange { sent, received }: Exchange,
+    ) -> Result<Pending<Vec<T>>, ShardError> {
+        let [all_sent, all_received] = [&sent, &received].map(|counts| counts.iter().sum::<usize>());
+        assert!(all_sent == send.len() && [sent.len(), received.len()] == [self.size(); 2], "counts of each rank");
+        fits(Operation::AllToAll, label, all_sent.max(all_received))?;
+        let _order = self.world.order.lock();
+        // Ranks may give different amounts, so none is compared.
+        let collective = self.begin(Operation::AllToAll, label, 0)?;
+        let begins =
+            |counts: &[usize]| counts.iter().scan(0, |end, count| Some(mem::replace(end, *end + count))).collect();
+        let counts = [begins(&sent), begins(&received), sent, received];
+        let counts =
+            counts.map(|counts: Vec<usize>| counts.into_iter().map(|count| count as c_int).collect::<Vec<_>>());
+        let mut receive = vec![T::default(); all_received];
+        let state = &mut self.world.lock();
+        // SAFETY: `send` and `receive` have the lengths of the counts. All buffers live until the request is
+        // done, or are leaked.
+        let (code, request) = unsafe {
+            let [send_begins, receive_begins, sent, received] = counts.each_ref().map(|counts| counts.as_ptr());
+            let (from, to) = (send.as_ptr().cast(), receive.as_mut_ptr().cast());
+            let (of, mut request) = (T::equivalent_datatype().as_raw(), ffi::RSMPI_REQUEST_NULL);
+            let (comm, out) = (self.comm.0, &mut request);
+            let code = ffi::MPI_Ialltoallv(from, sent, send_begins, of, to, received, receive_begins, of, comm, out);
+            (code, request)
+        };
+        check(&collective, code).map_err(|error| self.world.die(state, &collective, error))?;
+        Ok(Pending::flight(InFlight { group: self.clone(), collective, request, send, receive, counts }))
     }
 
     pub(in crate::comm) fn all_gather_bytes(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, ShardError> {
@@ -157,7 +203,14 @@ impl Group {
             (code, request)
         };
         check(collective, code).map_err(|error| self.world.die(state, collective, error))?;
-        Ok(InFlight { group: self.clone(), collective: collective.clone(), request, send, receive })
+        Ok(InFlight {
+            group: self.clone(),
+            collective: collective.clone(),
+            request,
+            send,
+            receive,
+            counts: Default::default(),
+        })
     }
 }
 

@@ -1,11 +1,13 @@
 //! Collectives of NCCL on device addresses.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
+use burn_float8::shard_hooks::Exchange;
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
 
 use super::comm::NcclComm;
 use crate::comm::collective::Operation;
+use crate::comm::traffic::received;
 use crate::error::ShardError;
 
 /// Type of the elements that NCCL sums.
@@ -52,7 +54,8 @@ impl NcclComm {
         let (from, to, stream) = (send as *const c_void, receive as *mut c_void, stream.cast());
         let parts = if operation == Operation::ReduceScatterSum { self.world_size } else { 1 };
         // SAFETY: guaranteed by the caller. NCCL counts the elements of one rank.
-        self.start(operation, label, size * count * parts, |comm| unsafe {
+        let sent = (size * count * parts) as u64;
+        self.start(operation, label, (sent, received(operation, sent, self.world_size as u64)), |comm| unsafe {
             match operation {
                 Operation::AllGather => sys::ncclAllGather(from, to, count, words, comm, stream),
                 Operation::ReduceScatterSum => sys::ncclReduceScatter(from, to, count, kind, sum, comm, stream),
@@ -61,8 +64,39 @@ impl NcclComm {
                 Operation::AllReduceMaxBits => {
                     sys::ncclAllReduce(from, to, count, words, ncclRedOp_t::ncclMax, comm, stream)
                 }
-                other => unreachable!("{other} is on host memory"),
+                other => unreachable!("{other} is not reduced or gathered on devices"),
             }
+        })
+    }
+
+    /// Starts an exchange of words on `stream`: the first `sent[0]` at `send` go to rank 0. The words from
+    /// all ranks are at `receive`, rank 0's first.
+    ///
+    /// # Errors
+    /// NCCL's errors.
+    ///
+    /// # Safety
+    /// As for [`collective`](Self::collective).
+    pub(crate) unsafe fn all_to_all_v(
+        &self,
+        label: &str,
+        (mut send, mut receive): (u64, u64),
+        Exchange { sent, received }: &Exchange,
+        stream: *mut c_void,
+    ) -> Result<(), ShardError> {
+        let bytes = |words: usize| 4 * words as u64;
+        let others = received.iter().sum::<usize>() - received[self.core.rank];
+        let traffic = (bytes(sent.iter().sum()), bytes(others));
+        // SAFETY: guaranteed by the caller. The end of a group returns the first error of its calls.
+        self.start(Operation::AllToAll, label, traffic, |comm| unsafe {
+            let (words, stream) = (ncclDataType_t::ncclUint32, stream.cast());
+            sys::ncclGroupStart();
+            for (rank, (sent, received)) in sent.iter().zip(received).enumerate() {
+                sys::ncclSend(send as *const c_void, *sent, words, rank as c_int, comm, stream);
+                sys::ncclRecv(receive as *mut c_void, *received, words, rank as c_int, comm, stream);
+                (send, receive) = (send + bytes(*sent), receive + bytes(*received));
+            }
+            sys::ncclGroupEnd()
         })
     }
 }

@@ -13,7 +13,7 @@ use super::events::Lane;
 use super::watchdog::Watchdog;
 use crate::comm::collective::{Collective, Operation};
 use crate::comm::communicator::Communicator;
-use crate::comm::traffic::{Traffic, received};
+use crate::comm::traffic::Traffic;
 use crate::error::ShardError;
 
 /// Collectives on the memory of CUDA devices, one device per rank.
@@ -63,18 +63,18 @@ impl NcclComm {
         self.core.context.ordinal()
     }
 
-    /// Numbers, launches and counts a call that is given `bytes`.
+    /// Numbers, launches and counts a call that is given `bytes`, and gets `received` from other ranks.
     pub(super) fn start(
         &self,
         operation: Operation,
         label: &str,
-        bytes: usize,
+        (bytes, received): (u64, u64),
         launch: impl FnOnce(ncclComm_t) -> ncclResult_t,
     ) -> Result<(), ShardError> {
-        let (number, bytes) = (self.started.fetch_add(1, Ordering::Relaxed) + 1, bytes as u64);
+        let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
         let collective = Collective { number, operation, label: label.into(), bytes };
         self.core.call(&collective.to_string(), launch)?;
-        self.traffic.lock().add(operation, bytes, received(operation, bytes, self.world_size as u64));
+        self.traffic.lock().add(operation, bytes, received);
         Ok(())
     }
 }

@@ -1,0 +1,127 @@
+//! [`Route`]: rows of a mixture on the ranks of their experts.
+//!
+//! ```text
+//! x [M, C]     this rank's rows, by expert
+//!     all-to-all, then each expert's rows together, in the order of the ranks
+//! x [M', C]    rows of all ranks for this rank's experts
+//! ```
+//! These are the rows of one process that has the batches of all ranks, in its order.
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor};
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{FloatDType, TensorMetadata};
+use burn_std::Shape;
+
+use crate::backend::Float8Backend;
+use crate::backend::host::ranges;
+use crate::tensor::{Exchange, ExpertHooks, ExpertLayout};
+
+/// Direction of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the ranks of their experts.
+    Dispatch,
+    /// Back.
+    Combine,
+}
+
+impl Direction {
+    pub(super) fn reversed(self) -> Self {
+        match self {
+            Self::Dispatch => Self::Combine,
+            Self::Combine => Self::Dispatch,
+        }
+    }
+}
+
+/// Ranks of the rows of one batch.
+pub struct Route<B: Float8Backend> {
+    hooks: Arc<dyn ExpertHooks<B>>,
+    /// Numbers of rows.
+    exchange: Exchange,
+    /// Received row at each place, and the place of each; None if they are in order.
+    order: Option<[Tensor<B, 1, Int>; 2]>,
+    /// M.
+    rows: usize,
+    /// Ends of this rank's experts.
+    pub(super) ends: IntTensor<B>,
+}
+
+impl<B: Float8Backend> core::fmt::Debug for Route<B> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?}", self.exchange)
+    }
+}
+
+impl<B: Float8Backend> Route<B> {
+    /// Route of `rows` rows with these ends of all experts. Reads the ends, and exchanges the numbers
+    /// of rows.
+    ///
+    /// # Panics
+    ///
+    /// If the numbers of ends and experts differ.
+    pub(super) fn new(hooks: &Arc<dyn ExpertHooks<B>>, rows: usize, ends: &IntTensor<B>, device: &Device<B>) -> Self {
+        let ExpertLayout { experts, chunk, rank } = hooks.layout();
+        let own: Vec<u32> = ranges::<B>(ends, rows).iter().map(|rows| rows.len() as u32).collect();
+        assert!(own.len() == experts, "a mixture of {experts} experts was given the ends of {}", own.len());
+        let counts = hooks.counts(own);
+        let of = |rank: usize| (rank * chunk).min(experts)..((rank + 1) * chunk).min(experts);
+        let rows_of = |from: usize, to: usize| counts[from][of(to)].iter().sum::<u32>() as usize;
+        let ranks = 0..counts.len();
+        let exchange = Exchange {
+            sent: ranks.clone().map(|to| rows_of(rank, to)).collect(),
+            received: ranks.map(|from| rows_of(from, rank)).collect(),
+        };
+        // Received by rank and expert, wanted by expert and rank.
+        let begins = exchange.received.iter().scan(0, |end, count| Some(core::mem::replace(end, *end + count)));
+        let mut next: Vec<usize> = begins.collect();
+        let (mut order, mut own_ends) = (vec![], vec![]);
+        for expert in of(rank) {
+            for (next, counts) in next.iter_mut().zip(&counts) {
+                let end = *next + counts[expert] as usize;
+                order.extend(*next..end);
+                *next = end;
+            }
+            own_ends.push(order.len() as i32);
+        }
+        // Experts of padding have no rows.
+        own_ends.resize(chunk, order.len() as i32);
+        let ints = |values: Vec<i32>| Tensor::<B, 1, Int>::from_data(&values[..], device);
+        let order = (!order.is_sorted()).then(|| {
+            let mut places = vec![0; order.len()];
+            order.iter().enumerate().for_each(|(place, row)| places[*row] = place as i32);
+            [order.into_iter().map(|row| row as i32).collect(), places].map(ints)
+        });
+        Self { hooks: hooks.clone(), exchange, order, rows, ends: ints(own_ends).cast(ends.dtype()).into_primitive() }
+    }
+
+    /// Rows `[M', C]` from `[M, C]`, or `[M, C]` from `[M', C]`. Rows of no expert are zeros.
+    pub(super) fn apply(&self, rows: FloatTensor<B>, direction: Direction) -> FloatTensor<B> {
+        match direction {
+            Direction::Dispatch => self.ordered(0, self.hooks.all_to_all(rows, &self.exchange)),
+            Direction::Combine => {
+                let own = self.hooks.all_to_all(self.ordered(1, rows), &self.exchange.reversed());
+                self.with_rest(own)
+            }
+        }
+    }
+
+    fn ordered(&self, by: usize, rows: FloatTensor<B>) -> FloatTensor<B> {
+        match &self.order {
+            Some(order) => B::float_select(rows, 0, order[by].clone().into_primitive()),
+            None => rows,
+        }
+    }
+
+    /// All M rows, from the rows of experts.
+    fn with_rest(&self, own: FloatTensor<B>) -> FloatTensor<B> {
+        let sent = self.exchange.sent.iter().sum::<usize>();
+        if sent == self.rows && sent > 0 {
+            return own;
+        }
+        let (cols, dtype, device) = (own.shape()[1], FloatDType::from(own.dtype()), B::float_device(&own));
+        let rest = B::float_zeros(Shape::from(vec![self.rows - sent, cols]), &device, dtype);
+        if sent == 0 { rest } else { B::float_cat(vec![own, rest], 0) }
+    }
+}
