@@ -27,15 +27,15 @@ pub(super) fn attention_hopper(
     second_cols: &TensorMap<u8, Tiled>,
     // Not read here. CubeCL orders a launch after other streams' writes to its arrays, but not
     // after writes to its tensor maps.
-    _rows: &Array<u32>,
-    _second_rows: &Array<u32>,
-    _cols: &Array<u32>,
+    _row_memory: &Array<u32>,
+    _second_row_memory: &Array<u32>,
+    _col_memory: &Array<u32>,
     operands: &Operands,
     scores: &Scores,
     of_weights: &mut ComptimeOption<Array<u32>>,
     of_slopes: &mut ComptimeOption<Array<u32>>,
     lse: &mut ComptimeOption<Array<f32>>,
-    _second_cols: &InsteadOfShapes,
+    _second_col_memory: &InsteadOfShapes,
     #[comptime] tiles: Tiles,
     #[comptime] _version: Version,
 ) {
