@@ -223,7 +223,7 @@ fn overlapped(
 /// Item of block `block` of `blocks` in a round. Every other round goes backwards.
 #[cube]
 fn dealt(round: u32, block: u32, blocks: u32) -> u32 {
-    round * blocks + select(round % 2 == 0, block, blocks - 1 - block)
+    round * blocks + select(round.is_multiple_of(2), block, blocks - 1 - block)
 }
 
 /// Loads both operands of an item's rows to shared memory at `to`.
@@ -307,7 +307,7 @@ fn stats_at(ring: &Ring, stage: u32, #[comptime] tiles: Tiles) -> u32 {
 /// Signals that this warp has finished reading a stage.
 #[cube]
 fn release(ring: &Ring, place: &Place) {
-    if UNIT_POS % 32 == 0 {
+    if UNIT_POS.is_multiple_of(32) {
         mbarrier_arrive(ring.empty(place.at));
     }
 }
