@@ -27,15 +27,15 @@ pub(super) fn attention_hopper(
     second_cols: &TensorMap<u8, Tiled>,
     // Not read here. CubeCL orders a launch after other streams' writes to its arrays, but not
     // after writes to its tensor maps.
-    _rows: &Array<u32>,
-    _second_rows: &Array<u32>,
-    _cols: &Array<u32>,
+    _row_memory: &Array<u32>,
+    _second_row_memory: &Array<u32>,
+    _col_memory: &Array<u32>,
     operands: &Operands,
     scores: &Scores,
     of_weights: &mut ComptimeOption<Array<u32>>,
     of_slopes: &mut ComptimeOption<Array<u32>>,
     lse: &mut ComptimeOption<Array<f32>>,
-    _second_cols: &InsteadOfShapes,
+    _second_col_memory: &InsteadOfShapes,
     #[comptime] tiles: Tiles,
     #[comptime] _version: Version,
 ) {
@@ -223,7 +223,7 @@ fn overlapped(
 /// Item of block `block` of `blocks` in a round. Every other round goes backwards.
 #[cube]
 fn dealt(round: u32, block: u32, blocks: u32) -> u32 {
-    round * blocks + select(round % 2 == 0, block, blocks - 1 - block)
+    round * blocks + select(round.is_multiple_of(2), block, blocks - 1 - block)
 }
 
 /// Loads both operands of an item's rows to shared memory at `to`.
@@ -307,7 +307,7 @@ fn stats_at(ring: &Ring, stage: u32, #[comptime] tiles: Tiles) -> u32 {
 /// Signals that this warp has finished reading a stage.
 #[cube]
 fn release(ring: &Ring, place: &Place) {
-    if UNIT_POS % 32 == 0 {
+    if UNIT_POS.is_multiple_of(32) {
         mbarrier_arrive(ring.empty(place.at));
     }
 }
