@@ -49,16 +49,14 @@ pub fn has_the_gradients_of_one_rank() {
             model.loss(inputs, targets)
         };
         let plan = tensor_plan(&model_config(preset).dims);
-        let whole = [1, 2].map(|readers| {
-            let whole = build();
+        // The next case has the codes of each recipe.
+        let meshes = if recipe.is_some() { &MESHES[1..2] } else { &MESHES };
+        for mesh in meshes {
+            let (whole, readers) = (build(), mesh[0] * mesh[1]);
             let losses = (0..readers).map(|number| loss(&whole, number)).reduce(|sum, loss| sum + loss).unwrap();
             let expected = losses.clone().into_scalar();
-            (expected, gradients(&whole, &mut GradientsParams::from_grads(losses.backward(), &whole)))
-        });
-        // The first mesh with recipes is `a_parallel_decoder`.
-        for mesh in &MESHES[usize::from(recipe.is_some())..] {
-            let readers = mesh[0] * mesh[1];
-            let (expected, of_whole) = &whole[readers - 1];
+            let of_whole = gradients(&whole, &mut GradientsParams::from_grads(losses.backward(), &whole));
+
             let (part, parallel, sharded) = applied(build(), *mesh, &plan);
             sharded.precompute_scales(&part);
             let data = sharded.data_communicator();
@@ -70,7 +68,7 @@ pub fn has_the_gradients_of_one_rank() {
             parallel.reduce_gradients(&part, &mut grads).unwrap();
             let [of_loss, bound] = if recipe.is_some() { [1e-4, 0.15] } else { [1e-6, 1e-5] };
             let what = format!("{preset} {recipe:?} {mesh:?}");
-            assert!((found - expected).abs() < of_loss * *expected, "{what}: {found}, not {expected}");
+            assert!((found - expected).abs() < of_loss * expected, "{what}: {found}, not {expected}");
             let mut own = gradients(&part, &mut grads);
             for parameter in Sharded::parameters::<B, _>(&part) {
                 let (name, (_, all)) = (&parameter.name, &of_whole[&parameter.name]);
