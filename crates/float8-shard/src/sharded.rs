@@ -61,7 +61,8 @@ pub struct Sharded {
 
 impl Sharded {
     /// Keeps this rank's rows of each linear's weight and of each embedding; other parameters stay
-    /// whole. [`ShardConfig::replicate`] copies of the model are divided this way, each by
+    /// whole. With [`ShardConfig::experts`] it keeps this rank's experts of each mixture.
+    /// [`ShardConfig::replicate`] copies of the model are divided this way, each by
     /// [`ShardConfig::shard`] ranks.
     ///
     /// All ranks call it with the same model and equal parameter values. For FP8 call it after

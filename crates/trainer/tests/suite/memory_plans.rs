@@ -119,7 +119,8 @@ fn ranks_are_counted() {
     let codes = 2 * 8 * 4 * 3 * 512 * 1024;
     assert!((codes..codes + codes / 100).contains(&copies(&two)) && copies(&one) > copies(&two), "{two}");
     let half = estimate(&[&moe[..], &["parallelism.experts=true"]].concat(), 2);
-    assert_eq!(2 * copies(&half), copies(&two), "{half}");
+    // Each weight has a scale.
+    assert!((copies(&two)..copies(&two) + 1000).contains(&(2 * copies(&half))), "{half}");
     assert!(row(&half, "parameters")[0] < row(&two, "parameters")[0], "{half}");
     assert!(row(&two, "gathered weights")[0] > 0 && row(&one, "gathered weights")[0] == 0, "{two}");
     let [one, four] = [1, 4].map(|ranks| estimate(&[], ranks));
