@@ -103,11 +103,17 @@ impl ModelConfig for DecoderConfig {
     }
 
     fn tensor_plan(&self, ranks: usize) -> anyhow::Result<ParallelPlan> {
-        let Dimensions { num_kv_heads, moe, .. } = self.dims;
+        let Dimensions { num_kv_heads, intermediate_size, vocab_size, moe, .. } = self.dims;
         let tensor = |holds, reason: &str| require("parallelism.tensor", ranks, holds, reason);
         tensor(moe.is_none(), "a mixture of experts has no plan of tensor parallelism")?;
-        let reason = format!("does not divide the model's num_key_value_heads, {num_kv_heads}");
-        tensor(num_kv_heads.is_multiple_of(ranks), &reason)?;
+        let sizes = [
+            ("num_key_value_heads", num_kv_heads),
+            ("intermediate_size", intermediate_size),
+            ("vocab_size", vocab_size),
+        ];
+        for (key, size) in sizes {
+            tensor(size.is_multiple_of(ranks), &format!("does not divide the model's {key}, {size}"))?;
+        }
         Ok(tensor_plan(&self.dims))
     }
 

@@ -53,7 +53,7 @@ pub fn parallel<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn ParallelHooks
 
 /// A new layer like `layer` with its configured policy, for this rank's experts.
 pub fn with_experts<B: Float8Backend>(layer: &Layer, experts: Arc<dyn ExpertHooks<B>>) -> Arc<Layer> {
-    Arc::new(copied(layer).with_parallel(experts))
+    Arc::new(copied(layer).with_experts(experts))
 }
 
 /// Experts of a layer on this rank, if ranks divide them.

@@ -30,8 +30,8 @@ impl<B: Float8Backend> Part<B> {
         Sharding::new(self.world.clone(), &self.name, shape, 1, config)
     }
 
-    /// This rank's part of a whole parameter, which is divided along an axis. A part stays, and so do
-    /// rows of a part's matrix, whose number `Sharded` checks.
+    /// This rank's part of a whole parameter, which is divided along an axis. Returns a part, or
+    /// rows of a part's matrix, unchanged. `Sharded` alone checks the number of rows.
     ///
     /// Panics, as Burn does, for any other shape.
     pub(crate) fn own(&self, value: FloatTensor<B>, whole: &[usize], axis: usize) -> FloatTensor<B> {

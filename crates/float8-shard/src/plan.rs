@@ -230,7 +230,7 @@ impl Planned {
         }
     }
 
-    /// Experts are divided, or whole.
+    /// Whether ranks divide its rows. Experts are not matrices.
     fn is_sharded(&self) -> bool {
         self.dims.len() == 2 && !matches!(self.kind, Kind::Replicated)
     }

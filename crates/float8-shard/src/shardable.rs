@@ -141,20 +141,30 @@ fn check_experts<B: Float8Stack>(
     world: &World<B::Inner>,
     config: ShardConfig,
 ) -> Result<(), ShardError> {
-    if config.experts && config.tensor > 1 {
+    if !config.experts {
+        return Ok(());
+    }
+    if config.tensor > 1 {
         return Err(ShardError::model(
             "the model",
             " cannot have its experts and its linears divided: `experts` needs `tensor` = 1",
         ));
     }
-    for FoundLinear { info: LinearInfo { name, k, n }, weight, .. } in found.iter().filter(|_| config.experts) {
+    let has_experts =
+        |linear: &FoundLinear<B>| linear.weight.as_ref().is_some_and(|weight| weight.shape().num_dims() == 3);
+    if !found.iter().any(has_experts) {
+        return Err(ShardError::model("the model", " has no experts, which `experts` would divide"));
+    }
+    for FoundLinear { info: LinearInfo { name, k, n }, weight, .. } in found {
         let layer = weight.as_ref().and_then(|weight| Some((B::layer(weight)?, weight.shape())));
         let Some((layer, shape)) = layer.filter(|(_, shape)| shape.num_dims() == 3) else { continue };
         let has_squares = shard_hooks::weight_granularities(&shard_hooks::configured(&layer))
             .contains(&Some(Granularity::Block128x128));
         let chunk = chunk(shape[0], world.shard.size(), 1);
         if has_squares && chunk < shape[0] && [k, n].into_iter().any(|len| !(chunk * len).is_multiple_of(BLOCK)) {
-            let reason = format!(" has experts of {k} x {n}, and {chunk} on a rank are no multiple of {BLOCK}");
+            let reason = format!(
+                " has experts of {k} x {n}: {chunk} of them on a rank do not end where a block of {BLOCK} ends"
+            );
             return Err(ShardError::model(name, reason));
         }
     }

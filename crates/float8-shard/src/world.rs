@@ -51,7 +51,11 @@ impl<B: ShardBackend> World<B> {
         let shard = group(shards, rank / of_copy * tensor + rank % tensor)?;
         let replicate = group(replicas, rank % of_copy)?;
         let copy = if tensor == 1 { shard.clone() } else { group(of_copy, rank / of_copy)? };
-        let data = if replicas == 1 { shard.clone() } else { group(replicas * shards, rank % tensor)? };
+        let data = match [replicas, shards] {
+            [1, _] => shard.clone(),
+            [_, 1] => replicate.clone(),
+            _ => group(replicas * shards, rank % tensor)?,
+        };
         let [all, shard, replicate, copy, data] =
             [comm.clone(), shard, replicate, copy, data].map(|comm| Group { comm, collectives: B::collectives });
         let (requires_gradient_sync, reduces) = (Arc::new(true.into()), Reduces::default());

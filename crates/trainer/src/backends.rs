@@ -98,7 +98,7 @@ pub fn start<A: TrainableModel>(
 }
 
 /// Starts `mpirun`, which starts this program with its arguments `nproc` times on this machine, and
-/// ends with its exit code.
+/// ends with the job's exit code.
 #[cfg(all(unix, feature = "mpi"))]
 fn launch(nproc: NonZero<usize>) -> Result<()> {
     use std::os::unix::process::CommandExt;
@@ -114,8 +114,8 @@ fn launch(nproc: NonZero<usize>) -> Result<()> {
         mpirun.env(OVERSUBSCRIBE, "1");
     }
     // Ctrl-C of the terminal reaches this process only.
-    let mpirun = mpirun.process_group(0).stdin(std::process::Stdio::null()).spawn().context(LAUNCHER)?;
-    std::process::exit(crate::signals::wait_for_ranks(mpirun).context(LAUNCHER)?)
+    mpirun.process_group(0).stdin(std::process::Stdio::null());
+    std::process::exit(crate::signals::wait_for_ranks(&mut mpirun).context(LAUNCHER)?)
 }
 
 #[cfg(not(all(unix, feature = "mpi")))]

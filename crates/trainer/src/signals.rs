@@ -43,22 +43,26 @@ impl Signals {
     }
 }
 
-/// Waits for `mpirun`, and returns its exit code. The first signal to stop goes to all ranks as
-/// SIGUSR1, because `mpirun` kills ranks a second after SIGINT; a second one ends the job.
+/// Starts `mpirun` and waits for it. Returns its exit code, or 128 and the signal that ended the job.
+/// The first signal to stop goes to all ranks as SIGUSR1, because `mpirun` kills ranks a second after
+/// SIGINT; a second one ends the job.
 ///
 /// # Errors
 /// The system's.
 #[cfg(all(unix, feature = "mpi"))]
-pub(crate) fn wait_for_ranks(mut mpirun: std::process::Child) -> io::Result<i32> {
+pub(crate) fn wait_for_ranks(mpirun: &mut std::process::Command) -> io::Result<i32> {
     let stop = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGINT, SIGTERM].into_iter().chain(hangup()) {
+    for signal in [SIGINT, SIGTERM].into_iter().chain(hangup()).chain(user()) {
         flag::register_usize(signal, stop.clone(), signal as usize)?;
     }
+    let mut mpirun = mpirun.spawn()?;
     let mut first = None;
     loop {
         if let Some(status) = mpirun.try_wait()? {
-            let failed = first.map_or(1, |signal| 128 + signal);
-            return Ok(if status.success() { 0 } else { status.code().filter(|_| first.is_none()).unwrap_or(failed) });
+            return Ok(match first {
+                Some(signal) if !status.success() => 128 + signal,
+                _ => status.code().unwrap_or(1),
+            });
         }
         let signal = stop.swap(0, Ordering::Relaxed) as i32;
         if signal != 0 {

@@ -218,8 +218,10 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             // Reduce-scatters of a segment run while backward computes the segment before it.
             let mut in_flight = None;
             let part = gradients(model, batch, plan, ranks, scale, device, |model, grads| match ranks {
-                Some(_) => in_flight.replace(grads).map_or(Ok(()), |grads| finish(model, grads)),
-                None => finish(model, grads),
+                Some(ranks) if ranks.readers() > 1 => {
+                    in_flight.replace(grads).map_or(Ok(()), |grads| finish(model, grads))
+                }
+                _ => finish(model, grads),
             })?;
             in_flight.map_or(Ok(()), |grads| finish(model, grads))?;
             loss = loss + part;

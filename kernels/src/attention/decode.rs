@@ -39,8 +39,11 @@ pub(super) fn parted<R: Runtime>(client: &ComputeClient<R>, inputs: &AttentionIn
     if queries == 1 {
         inputs.query = grouped(&inputs.query, kv_heads);
         for spread in [&mut inputs.mask, &mut inputs.bias].into_iter().flatten() {
-            if spread.shape[1..3] == [heads, 1] {
-                *spread = grouped(spread, kv_heads);
+            match spread.shape {
+                [_, 1, 1, _] => {}
+                [_, of_heads, 1, _] if of_heads == heads => *spread = grouped(spread, kv_heads),
+                // An error without parts.
+                _ => return None,
             }
         }
         // The last query sees all keys.

@@ -1,4 +1,4 @@
-//! Launches: the [`Role`] of a kernel, and the arguments that both kernels share.
+//! Launches: the [`Role`] of a kernel, and the arguments that the kernels share.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;

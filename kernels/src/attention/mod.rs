@@ -10,8 +10,8 @@
 //! the same bits in each run. Backward makes S twice, for dq and for dk with dv: no atomics and no
 //! workspace. Source: Dao, *FlashAttention-2* (2023), sections 3.1 and 3.2.
 //!
-//! Rows of 64 stay in a cube (queries, or keys for dk and dv), while tiles of 64 of the other side
-//! pass by. Tiles that a mask hides as a whole are skipped.
+//! Rows stay in a cube (queries, or keys for dk and dv), while columns of the other side pass by.
+//! Columns that a mask hides for all these rows are skipped.
 
 mod decode;
 mod hopper;

@@ -206,11 +206,10 @@ impl AttentionVariant {
     fn case(&self) -> AttentionCase {
         let config = self.config;
         let kind = |kind| if kind == Kind::Byte { MASK_BYTES } else { MASK_WORDS };
-        // Cubes of `wgmma` have up to 128 rows and columns, and two stages, or three of heads of 64.
-        // Cubes of `mma` have up to 128 rows and 64 columns.
+        // Cubes of `wgmma` have up to 128 rows, and three stages of 128 columns or four of 64. Cubes
+        // of `mma` have up to 128 rows and 64 columns.
         let positions = match self.kernel {
-            AttentionKernel::Wgmma if config.slices == [1; 2] => 400,
-            AttentionKernel::Wgmma => 300,
+            AttentionKernel::Wgmma => 400,
             AttentionKernel::Mma => 200,
             AttentionKernel::Tiles => 90,
         };

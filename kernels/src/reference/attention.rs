@@ -4,7 +4,7 @@
 //! u    half a step of the dtype: 2⁻⁸ (bf16), 2⁻¹¹ (f16), 2⁻²⁴ (f32); for f16, u|x| is at least 2⁻²⁵
 //! ε    2⁻²⁰ (scale Σ|qk| + |S|) + 2⁻¹⁷: the error of a score, and of a sum of exponentials
 //! y    (u + 2ε) Σ P|v| + u|y|             lse    ε + 2⁻²⁰|lse|
-//! dS   |dS| (u + 2ε) + P (u Σ|y dy| + 2⁻²⁰ Σ|dy v|)
+//! dS   |dS| (u + 2ε) + P ((u + 2ε) Σ|y dy| + 2⁻²⁰ Σ|dy v|)
 //! dv   Σ (u + 2ε) P|dy| + u|dv|           dq     scale Σ E(dS)|k| + u|dq|, and dk alike
 //! ```
 //! Kernels may round P and dS to the dtype, and round y, dq, dk and dv. Scores and sums are f32.

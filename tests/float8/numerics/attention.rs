@@ -6,7 +6,7 @@ use burn_float8::{Float8, backend::Float8Backend, nn::attention};
 use float8_kernels::reference::attention::{self as reference, Bounded, HostAttention};
 use test_data::panic_of;
 
-use crate::on_cpu_and_wgpu;
+use crate::on_every_runtime;
 use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::process::alone;
@@ -224,7 +224,7 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn attention_is_its_definition() {
-    on_cpu_and_wgpu!(definition_on);
+    on_every_runtime!(definition_on);
 }
 
 /// Kernels of devices give the same. A software adapter uses them only on request.

@@ -33,11 +33,13 @@ static REQUESTED: LazyLock<Option<&'static str>> = LazyLock::new(|| {
 
 /// Fastest implementation that this device may use. Fixed for a process.
 pub(super) fn path<R: CubeRuntime>(client: &ComputeClient<R>) -> &'static str {
+    if !has_attention(client) {
+        return "blocks";
+    }
     let default = if prefers_attention(client) { "wgmma" } else { "blocks" };
     let requested = REQUESTED.unwrap_or(default);
     let mut kernels = AttentionKernel::ALL.into_iter().skip_while(|kernel| kernel.name() != requested);
-    let kernel = kernels.find(|kernel| has_attention(client) && kernel.runs_on(client));
-    kernel.map_or("blocks", AttentionKernel::name)
+    kernels.find(|kernel| kernel.runs_on(client)).map_or("blocks", AttentionKernel::name)
 }
 
 /// y and the logarithms of the sums of exponentials, or the gradients. None where Burn's operations

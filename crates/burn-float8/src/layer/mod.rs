@@ -69,9 +69,10 @@ pub struct Layer {
     applied: Arc<Applied>,
     /// Source of the weight if it is sharded: an `Arc<dyn ShardHooks<B>>`.
     source: Option<Box<dyn Any + Send + Sync>>,
-    /// Part of the linear on this rank, if ranks divide it: an `Arc<dyn ParallelHooks<B>>`, or
-    /// `Arc<dyn ExpertHooks<B>>`.
+    /// Part of the linear on this rank, if ranks divide it: an `Arc<dyn ParallelHooks<B>>`.
     parallel: Option<Box<dyn Any + Send + Sync>>,
+    /// Experts on this rank, if ranks divide them: an `Arc<dyn ExpertHooks<B>>`.
+    experts: Option<Box<dyn Any + Send + Sync>>,
     settings: RwLock<Settings>,
     /// Setting of [`set_float8_enabled`](crate::set_float8_enabled).
     enabled: AtomicBool,
@@ -101,6 +102,7 @@ impl Layer {
             applied,
             source: None,
             parallel: None,
+            experts: None,
             settings: RwLock::new(settings),
             enabled: AtomicBool::new(true),
             calls: Default::default(),
@@ -119,7 +121,7 @@ impl Layer {
         Self { source: Some(Box::new(source)), ..self }
     }
 
-    /// Sets the part of the linear on this rank, an `Arc<dyn ParallelHooks<B>>` or `Arc<dyn ExpertHooks<B>>`.
+    /// Sets the part of the linear on this rank, an `Arc<dyn ParallelHooks<B>>`.
     pub(crate) fn with_parallel(self, parallel: impl Any + Send + Sync) -> Self {
         Self { parallel: Some(Box::new(parallel)), ..self }
     }
@@ -129,9 +131,24 @@ impl Layer {
         self.parallel.as_deref()
     }
 
+    /// Sets the experts on this rank, an `Arc<dyn ExpertHooks<B>>`.
+    pub(crate) fn with_experts(self, experts: impl Any + Send + Sync) -> Self {
+        Self { experts: Some(Box::new(experts)), ..self }
+    }
+
+    /// Experts on this rank, if ranks divide them.
+    pub(crate) fn experts(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.experts.as_deref()
+    }
+
+    /// Whether other ranks hold parts of x and dy.
+    pub(crate) fn divides_tokens(&self) -> bool {
+        self.parallel.is_some() || self.experts.is_some()
+    }
+
     /// Whether other ranks hold parts of the weight.
     pub(crate) fn is_divided(&self) -> bool {
-        self.source.is_some() || self.parallel.is_some()
+        self.source.is_some() || self.divides_tokens()
     }
 
     /// Source of the weight, if it is sharded.

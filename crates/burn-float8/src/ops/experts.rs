@@ -1,4 +1,4 @@
-//! [`Route`]: rows of a mixture on the ranks of their experts.
+//! [`Route`]: way of a mixture's rows to the ranks of their experts, and back.
 //!
 //! ```text
 //! x [M, C]     this rank's rows, by expert

@@ -68,7 +68,7 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
         let applied = self.layer.applied().number;
         let delayed = delayed.map(|scaling| HistoryKey { scaling, applied });
         CopyKey {
-            cast: CastKey { cast, delayed, is_parallel: self.layer.parallel().is_some() },
+            cast: CastKey { cast, delayed, is_parallel: self.layer.divides_tokens() },
             layout: self.layout,
             operand: self.operand,
         }

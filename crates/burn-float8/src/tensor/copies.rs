@@ -127,7 +127,7 @@ fn keep<B: Float8Backend>(
 /// nothing.
 pub(super) fn recast<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<B::Operand> {
     let key = request.key();
-    let is_divided = request.source().is_some() || request.layer.parallel().is_some();
+    let is_divided = request.source().is_some() || request.layer.divides_tokens();
     // The scales are unknown, since this process has only a part of each.
     if request.divides_rows() || request.source().is_some() && WeightCast::new(request).scales_columns() {
         return None;

@@ -80,7 +80,7 @@ pub trait ParallelHooks<B: Float8Backend>: Any + Send + Sync {
 
 /// Part of a layer on this rank, if ranks divide it.
 pub(crate) fn parallel_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn ParallelHooks<B>>> {
-    layer.parallel()?.downcast_ref()
+    layer.parallel().map(|hooks| hooks.downcast_ref().expect("all weights of a layer are of one backend"))
 }
 
 /// Axis of a copy that holds the tokens of x or dy, its rows or its contraction.

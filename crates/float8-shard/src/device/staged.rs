@@ -83,7 +83,7 @@ where
         let mut shape = values.shape().to_vec();
         let as_they_are = |words: Pending<Vec<u32>>| -> PendingOnDevice<Vec<u32>> { Box::new(move || words.wait()) };
         let floats = |words: Vec<u32>| {
-            assert_eq!(values.dtype, DType::F32, "wgpu, on which this runs, has no bf16");
+            assert_eq!(values.dtype, DType::F32, "staged collectives exchange f32: wgpu has no bf16");
             words.into_iter().map(f32::from_bits).collect()
         };
         let bits = |floats: Pending<Vec<f32>>| -> PendingOnDevice<Vec<u32>> {

@@ -65,9 +65,9 @@ pub struct TrainingSection {
     pub steps: StepCount,
     /// Sequences per micro-batch, which the device computes at once.
     pub batch_size: usize,
-    /// Micro-batches per optimizer step and rank: each rank processes
-    /// `batch_size · grad_accumulation · seq_len` tokens. The loss is the mean over all targets of
-    /// the step.
+    /// Micro-batches per optimizer step and rank, where ranks of `parallelism.tensor` count as one:
+    /// each processes `batch_size · grad_accumulation · seq_len` tokens. The loss is the mean over
+    /// all targets of the step.
     pub grad_accumulation: usize,
     /// Tokens per sequence.
     pub seq_len: usize,

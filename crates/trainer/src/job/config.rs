@@ -324,6 +324,12 @@ impl<S: ModelSection> RunConfig<S> {
         }
         let lora = self.lora.is_none();
         require("parallelism.tensor", tensor, lora, "adapters (`lora`) are not divided: leave out one of the two")?;
+        let experts = self.parallelism.experts;
+        let reason = "experts are not divided with `parallelism.tensor`: leave out one of the two";
+        require("parallelism.experts", experts, !experts, reason)?;
+        let seq_len = self.training.seq_len;
+        let reason = format!("must be a multiple of `parallelism.tensor`, {tensor}");
+        require("training.seq_len", seq_len, seq_len.is_multiple_of(tensor), &reason)?;
         dims.tensor_plan(tensor)
     }
 

@@ -207,7 +207,8 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
 
     // Logits in f32 and, if hidden states are narrower, in their dtype, which the CPU's gradient
     // GEMMs read in f32; hidden states of all tokens and their gradient.
-    // With tensor parallelism a rank has some tokens of hidden states, and some logits of each token.
+    // With tensor parallelism a rank has some tokens of hidden states, and some logits of each token;
+    // `chunk` is of all ranks' tokens.
     let tensor = mesh.tensor as f64;
     let chunk = tensor * schedule.chunk().map_or(rows, |chunk| chunk as f64).min(rows / tensor);
     let narrow = if element < 4.0 { element + on_host(2.0 * element) } else { 0.0 };

@@ -4,7 +4,6 @@ use cubecl::prelude::*;
 
 use super::products::Products;
 use super::{AttentionSchedule, GROUP, REGISTERS, ROW, Tiles, WARPS};
-use crate::attention::TILE;
 use crate::attention::launch::{Operands, Role};
 use crate::attention::mma::kernel::{Sums, store_results, visible};
 use crate::attention::mma::lanes::{Lanes, Softmax, Stats, Step, rescale, zeros};
@@ -91,10 +90,9 @@ pub(super) fn attention_hopper(
     } else {
         setmaxnreg_inc(comptime!(REGISTERS[1]));
         let (mut place, mut at_rows) = (first_place(0u32), first_place(0u32));
-        let mut sums = Sums {
-            weighted: zeros(comptime!(if plan.role.sums_weights() { plan.slices[1] * TILE / 2 } else { 1 })),
-            sloped: zeros(comptime!(if plan.role.sums_slopes() { plan.slices[0] * TILE / 2 } else { 1 })),
-        };
+        let [weighted, sloped, _] = comptime!(tiles.sums());
+        let mut sums =
+            Sums { weighted: zeros(comptime!((weighted / 2).max(1))), sloped: zeros(comptime!((sloped / 2).max(1))) };
         if comptime!(tiles.schedule == AttentionSchedule::PingPong) {
             if UNIT_POS / GROUP == 2 {
                 // The first turn is the other warpgroup's.
@@ -146,13 +144,13 @@ pub(super) fn attention_hopper(
                         step.pack(tiles);
                         step.accumulate(&mut sums, at, tiles);
                         step.finish_sums(&mut sums, tiles);
-                        release(&ring, &place);
+                        release(&ring, place.at);
                         advance(&mut place, tiles.stages);
                         col0 = visible(scores, &of, col0 + comptime!(plan.cols), &span, plan);
                     }
                 }
             }
-            release(&resident, &at_rows);
+            release(&resident, at_rows.at);
             advance(&mut at_rows, 1u32);
             store_results(&sums, &softmax, &item, &lanes, operands, scores, of_weights, of_slopes, lse, plan);
             round += 1;
@@ -190,7 +188,7 @@ fn overlapped(
     // There are no earlier weights.
     softmax.weigh(&mut step.weights, plan);
     step.pack(tiles);
-    let mut before = Place { at: place.at, parity: place.parity };
+    let mut before = place.at;
     advance(place, tiles.stages);
     let mut col0 = visible(scores, of, col + comptime!(plan.cols), &span, plan);
     while col0 < span.end {
@@ -200,7 +198,7 @@ fn overlapped(
             named_barrier(own, comptime!(2 * GROUP));
         }
         step.multiply(ring.base, stage_at(ring, place.at, tiles), tiles);
-        step.accumulate(sums, stage_at(ring, before.at, tiles), tiles);
+        step.accumulate(sums, stage_at(ring, before, tiles), tiles);
         if comptime!(takes_turns) {
             named_barrier_arrive(3 - own, comptime!(2 * GROUP));
         }
@@ -208,16 +206,16 @@ fn overlapped(
         lanes.score(&mut step.weights, &mut step.slopes, &none, scores, &columns, plan);
         let factors = softmax.weigh(&mut step.weights, plan);
         step.finish_sums(sums, tiles);
-        release(ring, &before);
+        release(ring, before);
         rescale(&mut sums.weighted, &factors, plan);
         step.pack(tiles);
-        before.at = place.at;
+        before = place.at;
         advance(place, tiles.stages);
         col0 = visible(scores, of, col0 + comptime!(plan.cols), &span, plan);
     }
-    step.accumulate(sums, stage_at(ring, before.at, tiles), tiles);
+    step.accumulate(sums, stage_at(ring, before, tiles), tiles);
     step.finish_sums(sums, tiles);
-    release(ring, &before);
+    release(ring, before);
 }
 
 /// Item of block `block` of `blocks` in a round. Every other round goes backwards.
@@ -306,21 +304,21 @@ fn stats_at(ring: &Ring, stage: u32, #[comptime] tiles: Tiles) -> u32 {
 
 /// Signals that this warp has finished reading a stage.
 #[cube]
-fn release(ring: &Ring, place: &Place) {
+fn release(ring: &Ring, stage: u32) {
     if UNIT_POS.is_multiple_of(32) {
-        mbarrier_arrive(ring.empty(place.at));
+        mbarrier_arrive(ring.empty(stage));
     }
 }
 
 #[cube]
 fn clear(sums: &mut Sums, #[comptime] tiles: Tiles) {
-    let plan = comptime!(tiles.plan);
+    let [weighted, sloped, _] = comptime!(tiles.sums());
     #[unroll]
-    for i in 0..comptime!(if plan.role.sums_weights() { plan.slices[1] * TILE / 2 } else { 0 }) {
+    for i in 0..comptime!(weighted / 2) {
         sums.weighted[i as usize] = 0.0f32;
     }
     #[unroll]
-    for i in 0..comptime!(if plan.role.sums_slopes() { plan.slices[0] * TILE / 2 } else { 0 }) {
+    for i in 0..comptime!(sloped / 2) {
         sums.sloped[i as usize] = 0.0f32;
     }
 }

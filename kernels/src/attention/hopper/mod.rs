@@ -39,7 +39,7 @@ const WARPS: u32 = 8;
 /// the second is 384 times 168.
 const REGISTERS: [u32; 2] = [40, 232];
 
-/// Most of them for sums, scores and slopes.
+/// Most registers of a thread for sums, scores and slopes.
 const HELD: u32 = 192;
 
 /// Order of the products of a warpgroup in forward.
@@ -130,7 +130,7 @@ impl Tiles {
     }
 }
 
-/// Whether the kernel takes the roles of a problem. TMA can load its inputs.
+/// Whether the kernel takes the roles of a problem whose inputs TMA can load.
 pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, config: Config, roles: &[Role]) -> bool {
     let shared = client.properties().hardware.max_shared_memory_size;
     let fits = |role: &Role| Tiles::of(*role, config, shared).is_some();

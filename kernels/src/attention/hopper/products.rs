@@ -39,7 +39,7 @@ impl Products {
         let [slices, second_slices] = comptime!(plan.slices);
         let has_slopes = comptime!(plan.role.sums_slopes());
         let counts = comptime!(tiles.products());
-        // The rows of warp w of the warpgroups that multiply follow each other.
+        // Warpgroup 2 has the first 64 rows, as in `Lanes`.
         let rows = fresh_address(rows + UNIT_POS / GROUP % 2 * comptime!(64 * ROW));
         wgmma_fence_all(&mut self.weights, &mut self.slopes, &mut self.words, counts);
         product(&mut self.weights, rows, cols, slices, tiles);

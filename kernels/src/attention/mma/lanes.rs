@@ -55,7 +55,8 @@ pub(in crate::attention) struct Step {
     pub(in crate::attention) class: u32,
 }
 
-/// Statistics of the queries of a lane's scores, lse in bits: of all, or none.
+/// Statistics of the queries of a lane's scores, if the role has any. `held` has lse in bits, shared
+/// memory has it in nats.
 #[derive(CubeType)]
 pub(in crate::attention) struct Stats {
     held: Sequence<Stat>,
@@ -78,7 +79,8 @@ impl Stats {
         Stats { held: Sequence::<Stat>::new(), shared: 0u32.runtime(), in_shared: false }
     }
 
-    /// lse, or δ, of score `i`. `pair` holds both columns of a lane in a tile of eight.
+    /// lse, or δ, of score `i`, for ascending `i`. `pair` holds both columns of a lane in a tile of
+    /// eight, which every fourth `i` reads.
     fn value(
         &self,
         pair: &mut Array<f32>,

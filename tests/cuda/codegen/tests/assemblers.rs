@@ -1,5 +1,5 @@
-//! Checks the machine code of several `ptxas` versions for NVRTC's PTX of the tensor core GEMMs and
-//! of attention on Hopper: the same rules apply to each.
+//! Checks the machine code of several `ptxas` versions for NVRTC's PTX of the tensor core GEMMs, of
+//! attention and of AdamW: the same rules apply to each.
 //!
 //! `FLOAT8_PTXAS` names the assemblers, separated by colons. Without it, or without
 //! `FLOAT8_CUDA_TOOLS`, the test is skipped with a message; in CI that is a failure. `FLOAT8_NVRTC`
@@ -18,11 +18,15 @@ use codegen::ptxas::{Ptxas, Version};
 use codegen::sass::Sass;
 use codegen::variants::{all_are_asked_for, generate};
 
-/// Tensor core kernels of each architecture, and a step. Variants 0, `step`, 2 · `step` and so on
+/// Kernels of each architecture, and a step. Variants 0, `step`, 2 · `step` and so on
 /// are assembled, since all would take an hour.
-const KERNELS: [(u16, &str, &str, usize); 5] = [
+const KERNELS: [(u16, &str, &str, usize); 9] = [
     (90, "sm_90a", "gemm_hopper", 27),
     (90, "sm_90a", "attention_hopper", 3),
+    (90, "sm_90a", "attention_tile", 7),
+    (90, "sm_90a", "step_elements", 7),
+    (80, "sm_80", "attention_mma", 7),
+    (120, "sm_120a", "attention_mma", 7),
     (100, "sm_100a", "gemm_blackwell", 51),
     (89, "sm_89", "gemm_mma", 97),
     (120, "sm_120a", "gemm_mma", 97),

@@ -14,7 +14,16 @@ use kernel_tests::{BF16, F16, Size, run};
 fn modes() {
     let Some(_running) = execute_shared() else { return };
     let cases: [(u16, &[&str]); 5] = [
-        (80, &["attention grouped f16 mma", "attention mask bf16 mma", "attention few bf16 mma"]),
+        (
+            80,
+            &[
+                "attention grouped f16 mma",
+                "attention mask bf16 mma",
+                "attention few bf16 mma",
+                "attention documents f16 mma",
+                "attention mask_of_keys bf16 mma",
+            ],
+        ),
         (
             90,
             &[
@@ -37,8 +46,29 @@ fn modes() {
                 "attention mask f16 wgmma",
             ],
         ),
-        (100, &["attention more_queries f16 mma", "attention more_keys bf16 mma"]),
-        (120, &["attention one_query bf16 mma", "attention wide f16 mma", "attention several f16 mma"]),
+        (
+            100,
+            &[
+                "attention more_queries f16 mma",
+                "attention more_keys bf16 mma",
+                "attention mask f16 mma",
+                "attention mask_of_keys f16 mma",
+                "attention documents bf16 mma",
+                "attention strided f16 mma",
+            ],
+        ),
+        (
+            120,
+            &[
+                "attention one_query bf16 mma",
+                "attention wide f16 mma",
+                "attention several f16 mma",
+                "attention mask bf16 mma",
+                "attention mask_of_keys bf16 mma",
+                "attention documents f16 mma",
+                "attention strided bf16 mma",
+            ],
+        ),
     ];
     on_each(cases, |(sm, names)| {
         let client = &GenerateCuda::client(&OfflineDevice::new(sm));
@@ -62,7 +92,7 @@ fn widest() {
 /// block, and with softcap.
 #[test]
 fn rings_of_wgmma() {
-    let Some(_running) = execute_shared() else { return };
+    let Some(running) = execute(Execution::default()) else { return };
     let softcap = Some(1.5);
     let cases = [
         (2, AttentionCase::causal([2, 4, 2], [300, 300], [128; 2], BF16)),
@@ -77,6 +107,8 @@ fn rings_of_wgmma() {
     let client = &GenerateCuda::client(&OfflineDevice { sm: 90, sms: 2 });
     let wide = AttentionCase::causal([1, 2, 1], [150, 150], [256; 2], BF16);
     wide.run(client, false, 1).unwrap_or_else(|flaw| panic!("{wide:?}: {flaw}"));
+    // Forward, dq, and dk with dv.
+    assert_eq!(running.launches_of("wgmma.mma_async"), 3 * 3 + 1);
 }
 
 /// The same bits in every order of warps and copies, on any number of SMs, and with each schedule.

@@ -68,6 +68,12 @@ fn given_amaxes() {
     check(&["quantize_with_amax 70x128", "quantize_with_amax 300x500"], 3);
 }
 
+/// AdamW with each kind of moments, and rounded at random.
+#[test]
+fn adamw() {
+    check(&["adamw f32 f32", "adamw f32 bf16", "adamw bf16 bf16"], 1);
+}
+
 /// SwiGLU, RMSNorm and rotary positions in bf16, and with rows that are not whole vectors.
 #[test]
 fn fused_operations() {

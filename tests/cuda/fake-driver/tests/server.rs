@@ -184,6 +184,7 @@ fn attention() {
             ["attention documents bf16", " wgmma"],
             ["attention documents bf16", " mma"],
             ["attention mask_of_keys f16", "tiles"],
+            ["attention few f16", " mma"],
         ],
     );
     all_pass(2, &[["attention wide bf16", " mma"], ["attention odd f16", "tiles"]]);

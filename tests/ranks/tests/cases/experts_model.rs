@@ -186,6 +186,6 @@ pub fn that_are_refused() {
         Decoder::<B>::new(config, &Default::default()).unwrap().init_weights(0)
     };
     let squares = Float8Config::new(Recipe::Blockwise).apply(narrow()).unwrap().0;
-    refused(squares, "has experts of 128 x 96, and 2 on a rank are no multiple of 128");
+    refused(squares, "has experts of 128 x 96: 2 of them on a rank do not end where a block of 128 ends");
     refused(Training::sharded(decoder(None), config()).model, "is sharded already");
 }

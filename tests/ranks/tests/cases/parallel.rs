@@ -181,7 +181,9 @@ pub fn bytes_of_gathers() {
         (Recipe::Tensorwise, 1, part),
         (Recipe::Delayed, 1, part),
         (Recipe::Rowwise, 2, 2 * part + 4 * part / SIZE as u64),
+        (Recipe::Blockwise, 2, 2 * (part + part / 32)),
         (Recipe::Mxfp8, 2, 2 * (part + part / 32)),
+        (Recipe::Mxfp8WgradWithHp, 2, part + part / 32 + 4 * part),
         (Recipe::RowwiseWithGwHp, 2, part + 4 * part / SIZE as u64 + 4 * part),
     ] {
         let linear = || {
@@ -207,7 +209,7 @@ pub fn bytes_of_gathers() {
 /// Bytes of the scales of x's rows on this rank.
 fn scales_of_rows(recipe: Recipe, part: u64) -> u64 {
     match recipe {
-        Recipe::Mxfp8 => part / 32,
+        Recipe::Blockwise | Recipe::Mxfp8 | Recipe::Mxfp8WgradWithHp => part / 32,
         _ => 4 * part / SIZE as u64,
     }
 }
