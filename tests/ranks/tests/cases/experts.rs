@@ -1,7 +1,6 @@
 //! Experts that ranks divide compute what one rank computes with all tokens.
 use std::ops::Range;
 
-use burn::optim::GradientsParams;
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn::tensor::backend::AutodiffBackend;
