@@ -21,6 +21,14 @@ use models::{CausalLmExt, Decoder, DecoderConfig};
 /// Backend of the tests.
 pub type B = Float8<Autodiff<Device>>;
 
+/// Backend of values without gradients.
+pub type Inner = <B as AutodiffBackend>::InnerBackend;
+
+/// Bits of f32 values.
+pub fn bits<const D: usize>(tensor: Tensor<Inner, D>) -> Vec<u32> {
+    tensor.into_data().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
 /// Vocabulary size, chosen not to be aligned.
 pub const VOCABULARY: usize = 50;
 
@@ -267,7 +275,7 @@ impl<M: Model> Training<M> {
 pub fn gradients<M: Module<B>>(model: &M, mut grads: GradientsParams) -> BTreeMap<String, Vec<f32>> {
     let mut found = BTreeMap::new();
     visit_params::<B, _>(model, |param| {
-        let gradient = grads.remove::<<B as AutodiffBackend>::InnerBackend, 1>(param.id);
+        let gradient = grads.remove::<Inner, 1>(param.id);
         let gradient = gradient.unwrap_or_else(|| panic!("{} has no gradient", param.name()));
         found.insert(param.name(), gradient.into_data().to_vec().unwrap());
     });

@@ -5,7 +5,7 @@ use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn_float8::{Float8Config, Recipe, report};
 use float8_shard::{Reshard, ShardConfig, Sharded};
-use ranks::B;
+use ranks::{B, Inner, bits};
 
 use super::world;
 
@@ -14,12 +14,6 @@ fn linear(k: usize, n: usize, recipe: Recipe) -> Linear<B> {
     B::seed(&device, (k + n) as u64);
     let linear = LinearConfig::new(k, n).with_bias(false).init::<B>(&device);
     Float8Config::new(recipe).apply(linear).unwrap().0
-}
-
-type Inner = <B as burn::tensor::backend::AutodiffBackend>::InnerBackend;
-
-fn bits<const D: usize>(t: Tensor<Inner, D>) -> Vec<u32> {
-    t.into_data().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
 /// Outputs y of an identity x and dx of an identity dy, which show the weight's codes and scales in

@@ -3,15 +3,12 @@ use std::ops::Range;
 
 use burn::prelude::*;
 use burn::tensor::Distribution;
-use burn::tensor::backend::AutodiffBackend;
 use burn_float8::nn::{Dispatched, dispatch};
 use burn_float8::{Float8Config, GroupedLinear, Recipe};
 use float8_shard::{Operation, ShardConfig, Sharded};
-use ranks::B;
+use ranks::{B, Inner, bits};
 
 use super::world;
-
-type Inner = <B as AutodiffBackend>::InnerBackend;
 
 /// Experts, which neither two nor four ranks divide; of four ranks the last has none.
 const EXPERTS: usize = 5;
@@ -21,10 +18,6 @@ const N: usize = 256;
 
 pub fn config() -> ShardConfig {
     ShardConfig { experts: true, ..ShardConfig::default() }
-}
-
-fn bits<const D: usize>(t: Tensor<Inner, D>) -> Vec<u32> {
-    t.into_data().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
 /// Two linears of each expert.

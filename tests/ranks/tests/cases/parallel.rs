@@ -3,23 +3,16 @@ use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
-use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Config, Recipe};
 use float8_shard::{Operation, ParallelPlan, ShardConfig, Sharded, TensorParallel, TensorStyle};
-use ranks::B;
+use ranks::{B, Inner, bits};
 
 use super::world;
 
-type Inner = <B as AutodiffBackend>::InnerBackend;
-
 /// Tokens, and features of each side: four ranks have whole blocks of 128.
-const SIZE: usize = 512;
+pub(super) const SIZE: usize = 512;
 
-fn bits(t: Tensor<Inner, 2>) -> Vec<u32> {
-    t.into_data().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
-}
-
-fn random(seed: u64) -> Tensor<B, 2> {
+pub(super) fn random(seed: u64) -> Tensor<B, 2> {
     let device = Default::default();
     B::seed(&device, seed);
     Tensor::random([SIZE, SIZE], burn::tensor::Distribution::Normal(0.0, 1.0), &device)

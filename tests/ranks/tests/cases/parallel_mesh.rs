@@ -3,17 +3,14 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::prelude::*;
-use burn::tensor::Distribution;
-use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Config, Recipe};
 use float8_shard::{ParallelPlan, ShardConfig, Sharded, TensorParallel, TensorStyle};
 use models::{CausalLmExt, Decoder, tensor_plan};
-use ranks::B;
+use ranks::{B, Inner, bits};
 
+use super::parallel::{SIZE, random};
 use super::parallel_model::{batch, config as model_config, gradients};
 use super::world;
-
-type Inner = <B as AutodiffBackend>::InnerBackend;
 
 /// Replicas, shards and parts of four ranks.
 const MESHES: [[usize; 3]; 3] = [[1, 1, 4], [1, 2, 2], [2, 1, 2]];
@@ -94,19 +91,6 @@ pub fn has_the_gradients_of_one_rank() {
 #[derive(Module, Debug)]
 struct One<B: Backend> {
     linear: Linear<B>,
-}
-
-/// Tokens, and features of each side: shards of parts are whole blocks of 128.
-const SIZE: usize = 512;
-
-fn random(seed: u64) -> Tensor<B, 2> {
-    let device = Default::default();
-    B::seed(&device, seed);
-    Tensor::random([SIZE, SIZE], Distribution::Normal(0.0, 1.0), &device)
-}
-
-fn bits(t: Tensor<Inner, 2>) -> Vec<u32> {
-    t.into_data().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
 /// y, dx and dw of a linear without bias.
