@@ -152,7 +152,8 @@ first() {
     check exact 60 --only "1024x1024x1024 e4m3,e4m3 tensorwise,tensorwise exact" --only "300x260x128 e4m3,e4m3 rowwise,rowwise exact" \
         --only "300x260x128 e4m3,e4m3 1x128,128x128 exact" --only "66x70x48 e4m3,e4m3 tensorwise,tensorwise exact" \
         --only "grouped_gemm rows 3001+499+0+17+300+129+100+50:137 4233x1032x1040 e4m3,e4m3 tensorwise,tensorwise"
-    check attention 14 --only "attention grouped bf16" --only "attention wide f16" --only "attention documents bf16"
+    check attention 14 --only "attention grouped bf16" --only "attention wide f16" --only "attention documents bf16" \
+        --only "attention rounds bf16 wgmma"
     bench attention 25 full first --only beside "${torch[@]}"
     bench step 140 full first --only step --case-seconds 160
     bench host 20 full first --only host

@@ -62,7 +62,9 @@ fn cases() -> Vec<(&'static str, AttentionCase)> {
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     all.add("attention parts f32 tiles", parts_are_the_whole);
     let large = AttentionCase::causal([1, 8, 2], [1024, 1024], [256, 256], F32);
-    for (name, case) in all.sizes(&cases(), &[("large", large)]) {
+    // More items than a GPU has multiprocessors.
+    let rounds = AttentionCase::causal([1, 36, 12], [400, 400], [64, 64], F32);
+    for (name, case) in all.sizes(&cases(), &[("large", large), ("rounds", rounds)]) {
         for dtype in DTYPES {
             // Tensor cores take rows of whole 16 bytes in 16 bits, and warpgroups several tiles.
             let takes_mma = dtype != F32 && case.widths.iter().all(|width| width % 8 == 0);
