@@ -284,7 +284,7 @@ const PARTS: [(&str, &str, &[&str]); 8] = [
         ],
     ),
     ("linear", "precision", &["tensorwise, fast accumulation", "blockwise", "blockwise, powers of two", "mxfp8"]),
-    ("quantize", "what", &["amax", "cast", "tensorwise", "rowwise", "1x128", "128x128", "1x32"]),
+    ("quantize", "what", &["amax", "cast", "tensorwise", "rowwise", "1x128", "128x128", "1x32", "adamw"]),
     ("beside", "what", &["swiglu", "rms_norm", "rotary", "attention"]),
     ("step", "precision", &["tensorwise", "rowwise", "delayed", "blockwise", "mxfp8"]),
     ("grouped", "grouping", &["rows", "contraction"]),

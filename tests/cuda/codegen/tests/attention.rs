@@ -2,9 +2,10 @@
 
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, execute_shared, on_each};
 use cubecl_core::Runtime;
+use cubecl_runtime::client::ComputeClient;
 use float8_kernels::attention::{
-    AttentionInputs, AttentionKernel, AttentionSchedule, HeadsView, attention_backward, attention_forward,
-    fix_attention_schedule,
+    AttentionInputs, AttentionKernel, AttentionOutput, AttentionSchedule, HeadsView, attention_backward,
+    attention_forward, fix_attention_schedule,
 };
 use float8_kernels::check::{AttentionCase, in_dtype, split_mix};
 use kernel_tests::{BF16, F16, Size, run};
@@ -111,47 +112,45 @@ fn rings_of_wgmma() {
     assert_eq!(running.launches_of("wgmma.mma_async"), 3 * 3 + 1);
 }
 
+/// Gradients, y and lse of one causal problem of heads of 128 in bf16.
+fn results(client: &ComputeClient<GenerateCuda>, kernel: AttentionKernel, positions: usize) -> Vec<Vec<u8>> {
+    let view = |number, [a, b, c, d]: [usize; 4]| {
+        let value = |i| (split_mix(number, i as u64) >> 40) as f32 / (1 << 22) as f32 - 2.0;
+        let (bytes, _) = in_dtype(&(0..a * b * c * d).map(value).collect::<Vec<_>>(), BF16).expect("a float");
+        let strides = [b * c * d, c * d, d, 1];
+        HeadsView { handle: client.create_from_slice(&bytes), shape: [a, b, c, d], strides, dtype: BF16 }
+    };
+    let [query, dy] = [0, 1].map(|number| view(number, [1, 4, positions, 128]));
+    let [key, value] = [2, 3].map(|number| view(number, [1, 2, positions, 128]));
+    let (mask, bias, documents, softcap, causal, scale) = (None, None, None, None, true, 0.1);
+    let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, kernel };
+    let AttentionOutput { y, lse } = attention_forward(client, &inputs).expect("inputs that fit");
+    let of_y = HeadsView { handle: y.clone(), strides: [4 * positions * 128, 128, 4 * 128, 1], ..dy.clone() };
+    let gradients = attention_backward(client, &inputs, &of_y, &lse, &dy).expect("inputs that fit");
+    let handles = [y, lse].into_iter().chain(gradients).collect();
+    client.read(handles).iter().map(|bytes| bytes.to_vec()).collect()
+}
+
 /// The same bits in every order of warps and copies, on any number of SMs, and with each schedule.
 #[test]
-fn bits_of_wgmma() {
-    let mut all = vec![];
-    for (seed, sms) in [(0, 132), (3, 2), (5, 3)] {
-        let Some(running) = execute(Execution { seed }) else { return };
-        let client = &GenerateCuda::client(&OfflineDevice { sm: 90, sms });
-        let view = |number, [a, b, c, d]: [usize; 4]| {
-            let value = |i| (split_mix(number, i as u64) >> 40) as f32 / (1 << 22) as f32 - 2.0;
-            let (bytes, _) = in_dtype(&(0..a * b * c * d).map(value).collect::<Vec<_>>(), BF16).expect("a float");
-            let strides = [b * c * d, c * d, d, 1];
-            HeadsView { handle: client.create_from_slice(&bytes), shape: [a, b, c, d], strides, dtype: BF16 }
-        };
-        let [query, dy] = [0, 1].map(|number| view(number, [1, 4, 260, 128]));
-        let [key, value] = [2, 3].map(|number| view(number, [1, 2, 260, 128]));
-        let inputs = AttentionInputs {
-            query,
-            key,
-            value,
-            mask: None,
-            bias: None,
-            documents: None,
-            scale: 0.1,
-            softcap: None,
-            causal: true,
-            kernel: AttentionKernel::Wgmma,
-        };
-        let output = attention_forward(client, &inputs).expect("inputs that fit");
-        let y = HeadsView { handle: output.y.clone(), strides: [4 * 260 * 128, 128, 4 * 128, 1], ..dy.clone() };
-        let gradients = attention_backward(client, &inputs, &y, &output.lse, &dy).expect("inputs that fit");
-        let handles = [output.y, output.lse].into_iter().chain(gradients).collect();
-        all.push(client.read(handles).iter().map(|bytes| bytes.to_vec()).collect::<Vec<_>>());
-        let bits = all.last().expect("pushed");
-        for schedule in AttentionSchedule::ALL {
-            fix_attention_schedule(schedule);
-            let output = attention_forward(client, &inputs).expect("inputs that fit");
-            let again = client.read(vec![output.y, output.lse]);
-            assert!(again.iter().zip(bits).all(|(again, bits)| again[..] == bits[..]), "{schedule:?}");
+fn bits() {
+    for (kernel, sm, positions) in
+        [(AttentionKernel::Wgmma, 90, 260), (AttentionKernel::Mma, 80, 140), (AttentionKernel::Tiles, 90, 70)]
+    {
+        let mut all = vec![];
+        for (seed, sms) in [(0, 132), (3, 2), (5, 3)] {
+            let Some(running) = execute(Execution { seed }) else { return };
+            let client = &GenerateCuda::client(&OfflineDevice { sm, sms });
+            all.push(results(client, kernel, positions));
+            if kernel == AttentionKernel::Wgmma {
+                for schedule in [AttentionSchedule::Overlapped, AttentionSchedule::PingPong] {
+                    fix_attention_schedule(schedule);
+                    all.push(results(client, kernel, positions));
+                }
+                fix_attention_schedule(AttentionSchedule::default());
+                assert_eq!(running.launches_of("wgmma.mma_async"), 9);
+            }
         }
-        fix_attention_schedule(AttentionSchedule::default());
-        assert_eq!(running.launches_of("wgmma.mma_async"), 6);
+        assert!(all.iter().all(|bits| *bits == all[0]), "{kernel:?}");
     }
-    assert!(all.iter().all(|bits| *bits == all[0]));
 }

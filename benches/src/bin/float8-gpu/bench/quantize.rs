@@ -1,7 +1,9 @@
-//! Bandwidth of amax and of the casts, as a share of a device copy of the same number of bytes.
+//! Bandwidth of amax, of the casts and of AdamW, as a share of a device copy of the same number of
+//! bytes.
 //!
 //! ```text
 //! bytes = 2 · R · C  (x in bf16, read once)  +  codes and scales of each copy written
+//! bytes = 14 · R · C of AdamW in bf16: parameter and moments read and written, the gradient read
 //! share = time of a copy that reads bytes / 2 and writes bytes / 2  /  time of the cast
 //! ```
 
@@ -9,11 +11,13 @@ use std::cell::LazyCell;
 
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
+use float8_kernels::adamw::{AdamWArgs, AdamWStep, adamw};
 use float8_kernels::{
     Cast, Format, Granularity, MatrixView, Orientation, ScaleMode, amax, quantize, quantize_with_amax, row_words,
+    supports,
 };
 use half::bf16;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Bench;
 use super::data::{Table, fill, sets};
@@ -21,6 +25,7 @@ use super::timing::Clock;
 use crate::target::Target;
 
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
+const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 const UNITS: u32 = 256;
 /// Words that a unit loads and stores at once.
 const VECTOR: usize = 4;
@@ -117,13 +122,39 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                         drop(quantize(&client, x, cast, wanted).expect("a valid view"));
                     }
                 });
-                let copied = copy_seconds::<T>(clock, bytes);
-                Ok(json!({
-                    "shape": shape, "what": what, "orientation": orientation, "bytes": bytes,
-                    "microseconds": seconds * 1e6, "copy_microseconds": copied * 1e6, "share": copied / seconds,
-                    "copy_gb_per_s": bytes as f64 / copied * 1e-9,
-                }))
+                Ok(row::<T>(clock, shape, &what, orientation, bytes, seconds))
             });
         }
+        bench.case(&format!("quantize {height}x{width} adamw"), |clock| {
+            let client = T::client();
+            let dtype = if supports(&client, BF16) { BF16 } else { F32 };
+            let (len, strides) = (height * width * dtype.size(), [width, 1]);
+            let zeros = || MatrixView { handle: client.create_from_slice(&vec![0; len]), shape, strides, dtype };
+            let tensors = (0..sets(7 * len).max(2))
+                .map(|_| AdamWArgs { param: zeros(), moments: [zeros(), zeros()], grad: zeros() })
+                .collect::<Vec<_>>();
+            let (betas, decay, rounding) = ([0.9, 0.95], Some(0.9999), [const { None }; 3]);
+            let step = AdamWStep { lr: 1e-3, betas, epsilon: 1e-8, decay, time: 2, rounding };
+            let seconds = clock.rotate::<T, _>(&tensors, |tensors| {
+                drop(adamw(&client, &step, tensors, &shape, true).expect("tensors of one shape"));
+            });
+            Ok(row::<T>(clock, shape, "adamw", None, 7 * len, seconds))
+        });
     }
+}
+
+fn row<T: Target>(
+    clock: Clock,
+    shape: [usize; 2],
+    what: &str,
+    orientation: Option<&str>,
+    bytes: usize,
+    seconds: f64,
+) -> Value {
+    let copied = copy_seconds::<T>(clock, bytes);
+    json!({
+        "shape": shape, "what": what, "orientation": orientation, "bytes": bytes,
+        "microseconds": seconds * 1e6, "copy_microseconds": copied * 1e6, "share": copied / seconds,
+        "copy_gb_per_s": bytes as f64 / copied * 1e-9,
+    })
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 /// Tables, in the order of their print, and whether they contain Burn's kernels.
 const TABLES: [(&str, &str, bool); 9] = [
-    ("quantize", "casts of bf16 to e4m3, as shares of a copy of the same bytes", false),
+    ("quantize", "casts of bf16 to e4m3, and AdamW, as shares of a copy of the same bytes", false),
     ("beside", "forward + backward beside the linears", true),
     ("step", "Llama train step: forward, backward, AdamW", true),
     ("linear", "forward + backward of one linear, casts included; M x K x N", true),
