@@ -10,14 +10,14 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, TensorMetadata};
 use parking_lot::RwLock;
 
-use super::{Direction, Float8, Route};
+use super::Float8;
 use crate::backend::{
     AdamWDtypes, AdamWFn, AdamWRequest, AdamWResult, AdamWTensors, CachedAttention, CachedHeads, Float8Backend, Fused,
 };
 use crate::error::wrong_order;
 use crate::layer::Mark;
 use crate::profile::operation;
-use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped, experts_of, parallel_of};
+use crate::tensor::{Adapter, Adapters, Direction, Float8Tensor, Route, Wrapped, experts_of, parallel_of};
 
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
 type LogLikelihoodFn<B> = fn(&FloatTensor<B>, &IntTensor<B>, weight: &FloatTensor<B>) -> Option<FloatTensor<B>>;

@@ -7,7 +7,6 @@ mod delegate;
 #[cfg(feature = "distributed")]
 mod distributed;
 mod embedding;
-mod experts;
 mod full_tensor;
 pub(crate) mod functions;
 mod fused;
@@ -23,7 +22,6 @@ use burn_autodiff::NodeId;
 use burn_autodiff::grads::Gradients;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
-pub use experts::{Direction, Route};
 
 pub use parallel::matrix;
 

@@ -19,14 +19,13 @@ use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
-use super::experts::{Direction, Route};
 use super::linear::{self, Wanted, reduced};
 use super::parallel::{Vocabulary, gather, part_of, reduce};
 use super::{embedding, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Float8Backend, Fused};
 use crate::error::Float8Error;
 use crate::layer::{Layer, UNTAGGED_NAME};
-use crate::tensor::{Float8Tensor, Wrapped, sealed};
+use crate::tensor::{Direction, Float8Tensor, Route, Wrapped, sealed};
 
 impl<B: Float8Backend> sealed::Sealed for B {}
 impl<B: Float8Backend, C: CheckpointStrategy> sealed::Sealed for Autodiff<B, C> {}

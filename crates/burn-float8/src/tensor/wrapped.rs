@@ -8,9 +8,9 @@ use burn_std::Shape;
 use super::adapter::Adapters;
 use super::cache::{CastKey, Fp8Cache};
 use super::codes::Codes;
+use super::expert_route::{Direction, Route};
 use crate::backend::{Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
-use crate::ops::{Direction, Route};
 
 pub(crate) mod sealed {
     pub trait Sealed {}

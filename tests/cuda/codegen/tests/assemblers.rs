@@ -23,8 +23,8 @@ use codegen::variants::{all_are_asked_for, generate};
 const KERNELS: [(u16, &str, &str, usize); 9] = [
     (90, "sm_90a", "gemm_hopper", 27),
     (90, "sm_90a", "attention_hopper", 3),
-    (90, "sm_90a", "attention_tile", 7),
-    (90, "sm_90a", "step_elements", 7),
+    (90, "sm_90a", "attention_tile", 5),
+    (90, "sm_90a", "step_elements", 2),
     (80, "sm_80", "attention_mma", 7),
     (120, "sm_120a", "attention_mma", 7),
     (100, "sm_100a", "gemm_blackwell", 51),

@@ -13,9 +13,9 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{FloatDType, TensorMetadata};
 use burn_std::Shape;
 
+use super::experts::{Exchange, ExpertHooks, ExpertLayout};
 use crate::backend::Float8Backend;
 use crate::backend::host::ranges;
-use crate::tensor::{Exchange, ExpertHooks, ExpertLayout};
 
 /// Direction of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    pub(super) fn reversed(self) -> Self {
+    pub(crate) fn reversed(self) -> Self {
         match self {
             Self::Dispatch => Self::Combine,
             Self::Combine => Self::Dispatch,
@@ -45,7 +45,7 @@ pub struct Route<B: Float8Backend> {
     /// M.
     rows: usize,
     /// Ends of this rank's experts.
-    pub(super) ends: IntTensor<B>,
+    pub(crate) ends: IntTensor<B>,
 }
 
 impl<B: Float8Backend> core::fmt::Debug for Route<B> {
@@ -61,7 +61,7 @@ impl<B: Float8Backend> Route<B> {
     /// # Panics
     ///
     /// If the numbers of ends and experts differ.
-    pub(super) fn new(hooks: &Arc<dyn ExpertHooks<B>>, rows: usize, ends: &IntTensor<B>, device: &Device<B>) -> Self {
+    pub(crate) fn new(hooks: &Arc<dyn ExpertHooks<B>>, rows: usize, ends: &IntTensor<B>, device: &Device<B>) -> Self {
         let ExpertLayout { experts, chunk, rank } = hooks.layout();
         let own: Vec<u32> = ranges::<B>(ends, rows).iter().map(|rows| rows.len() as u32).collect();
         assert!(own.len() == experts, "a mixture of {experts} experts was given the ends of {}", own.len());
@@ -97,7 +97,7 @@ impl<B: Float8Backend> Route<B> {
     }
 
     /// Rows `[M', C]` from `[M, C]`, or `[M, C]` from `[M', C]`. Rows of no expert are zeros.
-    pub(super) fn apply(&self, rows: FloatTensor<B>, direction: Direction) -> FloatTensor<B> {
+    pub(crate) fn apply(&self, rows: FloatTensor<B>, direction: Direction) -> FloatTensor<B> {
         match direction {
             Direction::Dispatch => self.ordered(0, self.hooks.all_to_all(rows, &self.exchange)),
             Direction::Combine => {
