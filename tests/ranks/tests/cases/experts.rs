@@ -152,7 +152,7 @@ pub fn codes_are_those_of_all_tokens() {
                         continue;
                     }
                     let expected = bits(whole.clone().slice([own.clone()]));
-                    let found = bits(found.clone().slice([0..own.len()]));
+                    let found = bits(found.clone().narrow(0, 0, own.len()));
                     assert!(found == expected, "{recipe:?}, {name}, {is_once}: {of} on rank {rank}");
                 }
             }
