@@ -103,11 +103,22 @@ impl Ran {
 
     /// Time in seconds and error with which rank `rank` ended.
     pub fn error(&self, rank: usize) -> (f64, &str) {
+        self.printed(rank).unwrap_or_else(|| panic!("rank {rank} printed no error: {}", self.output))
+    }
+
+    /// The same, unless the first rank that exited ended the job before this one had printed: on a
+    /// loaded machine the time that ranks leave each other may be too short.
+    pub fn printed(&self, rank: usize) -> Option<(f64, &str)> {
         let head = format!("rank {rank} failed after ");
-        let line = self.output.lines().find_map(|line| line.split_once(&head));
-        let (_, line) = line.unwrap_or_else(|| panic!("rank {rank} printed no error: {}", self.output));
+        let (_, line) = self.output.lines().find_map(|line| line.split_once(&head))?;
         let (seconds, error) = line.split_once(" s: ").expect("seconds");
-        (seconds.parse().expect("a number"), error)
+        Some((seconds.parse().expect("a number"), error))
+    }
+
+    /// Asserts that these ranks, as far as they printed an error, named an absent one.
+    pub fn names(&self, ranks: impl IntoIterator<Item = usize>, absent: &str) {
+        let errors: Vec<_> = ranks.into_iter().filter_map(|rank| self.printed(rank)).collect();
+        assert!(!errors.is_empty() && errors.iter().all(|(_, error)| error.contains(absent)), "{}", self.output);
     }
 
     /// Measurements that ranks printed.
