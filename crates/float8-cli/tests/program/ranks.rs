@@ -375,8 +375,8 @@ fn a_killed_rank_ends_the_job_and_another_mesh_resumes() {
         job.args(["-n", &mesh[0].to_string()]);
         add(&mut job, &program);
         let job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun is installed");
-        // Moments from the start of MPI to the steps and their checkpoints, of which every second job
-        // has saved one.
+        // Moments from the start of MPI to the steps and their checkpoints. Every second job has saved
+        // one.
         let moment = Duration::from_millis(300 + 4200 * kill as u64 / kills as u64);
         let begin = Instant::now();
         let mut ranks = children(job.id());
