@@ -321,7 +321,7 @@ fn no_rank_holds_the_whole_model() {
         stdout(&float8(4, subcommand, arguments));
         let metrics = fs::read_to_string(runs.path(run) + "/metrics.jsonl").unwrap();
         let of = |line: &str| line.split_once("\"memory_bytes\":")?.1.split([',', '}']).next()?.trim().parse().ok();
-        metrics.lines().filter_map(of).last().expect("a step has its memory")
+        metrics.lines().filter_map(of).next_back().expect("a step has its memory")
     };
     let empty = memory("empty", "train", &settings("empty", 1));
     let whole = 4.0 * 4.0 * (4.0 * 512.0 * 512.0 + 3.0 * 512.0 * 1408.0);
