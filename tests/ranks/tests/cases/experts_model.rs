@@ -3,12 +3,11 @@ use burn::module::Module;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
-use burn::tensor::backend::AutodiffBackend;
 use burn_float8::shard_hooks::visit_params;
 use burn_float8::{Float8Config, Recipe};
 use float8_shard::{ShardConfig, Sharded};
 use models::{CausalLmExt, Decoder, DecoderConfig, MoeConfig};
-use ranks::B;
+use ranks::{B, gradients};
 
 use super::experts::config;
 use super::world;
@@ -97,16 +96,6 @@ impl Training {
     }
 }
 
-/// Values of gradients, in the order of the parameters.
-fn values(model: &Decoder<B>, mut grads: GradientsParams) -> Vec<Vec<f32>> {
-    let mut found = vec![];
-    visit_params::<B, _>(model, |param| {
-        let gradient = grads.remove::<<B as AutodiffBackend>::InnerBackend, 1>(param.id);
-        found.push(gradient.expect("every parameter has one").into_data().to_vec().unwrap());
-    });
-    found
-}
-
 /// Loss, and gradients by name. With replicas, experts of each have the tokens of its ranks.
 pub fn have_the_gradients_of_one_rank() {
     let comm = world();
@@ -115,14 +104,16 @@ pub fn have_the_gradients_of_one_rank() {
     for (recipe, config) in runs.chain(replicas) {
         let one = Training::new(decoder(recipe), None);
         let (expected, of_whole) = one.gradients();
-        let of_whole = values(&one.model, of_whole);
+        let of_whole = gradients(&one.model, of_whole);
         let several = Training::sharded(decoder(recipe), config);
         let (found, grads) = several.gradients();
         assert!((found - expected).abs() <= 1e-5 * expected, "{recipe:?}: {found}, not {expected}");
         let parameters = Sharded::parameters::<B, _>(&several.model);
         let divided = parameters.iter().filter(|parameter| parameter.shape.len() == 3 && parameter.rows.is_some());
         assert_eq!(divided.count(), 6);
-        for ((parameter, found), expected) in parameters.iter().zip(values(&several.model, grads)).zip(&of_whole) {
+        let own = gradients(&several.model, grads);
+        for parameter in &parameters {
+            let (found, expected) = (&own[&parameter.name], &of_whole[&parameter.name]);
             let width: usize = parameter.shape[1..].iter().product();
             let [begin, end] = parameter.rows.unwrap_or([0, parameter.shape[0]]);
             let largest = expected.iter().fold(0_f32, |max, x| max.max(x.abs()));

@@ -19,14 +19,14 @@ pub(super) fn random(seed: u64) -> Tensor<B, 2> {
 }
 
 /// A matrix divided over ranks along an axis.
-struct Divided {
-    axis: usize,
-    ranks: usize,
-    rank: usize,
+pub(super) struct Divided {
+    pub(super) axis: usize,
+    pub(super) ranks: usize,
+    pub(super) rank: usize,
 }
 
 impl Divided {
-    fn part<T: Backend>(&self, whole: Tensor<T, 2>) -> Tensor<T, 2> {
+    pub(super) fn part<T: Backend>(&self, whole: Tensor<T, 2>) -> Tensor<T, 2> {
         let len = whole.dims()[self.axis] / self.ranks;
         whole.narrow(self.axis, self.rank * len, len)
     }
@@ -34,12 +34,19 @@ impl Divided {
 
 /// A linear with a name.
 #[derive(Module, Debug)]
-struct One<B: Backend> {
+pub(super) struct One<B: Backend> {
     linear: Linear<B>,
 }
 
+/// A linear with this weight.
+pub(super) fn one(recipe: Recipe, weight: Tensor<B, 2>) -> One<B> {
+    let linear = LinearConfig::new(SIZE, SIZE).with_bias(false).init::<B>(&Default::default());
+    let weight = linear.weight.map(|_| weight.detach().require_grad());
+    Float8Config::new(recipe).apply(One { linear: Linear { weight, ..linear } }).unwrap().0
+}
+
 /// y, dx and dw of a linear without bias.
-fn read(One { linear }: &One<B>, x: Tensor<B, 2>, dy: Tensor<B, 2>) -> [Tensor<Inner, 2>; 3] {
+pub(super) fn read(One { linear }: &One<B>, x: Tensor<B, 2>, dy: Tensor<B, 2>) -> [Tensor<Inner, 2>; 3] {
     let x = x.detach().require_grad();
     let y = linear.forward(x.clone());
     let grads = (y.clone() * dy.detach()).sum().backward();
@@ -54,11 +61,7 @@ pub fn codes_are_those_of_a_cast_of_the_whole() {
     let along = |axis| Divided { axis, ranks, rank };
     let eye = || Tensor::<B, 2>::eye(SIZE, &device);
     for recipe in Recipe::ALL {
-        let linear = |weight: Tensor<B, 2>| {
-            let linear = LinearConfig::new(SIZE, SIZE).with_bias(false).init::<B>(&device);
-            let weight = linear.weight.map(|_| weight.detach().require_grad());
-            Float8Config::new(recipe).apply(One { linear: Linear { weight, ..linear } }).unwrap().0
-        };
+        let linear = |weight| one(recipe, weight);
         for (x, w, dy) in [(eye(), random(1), eye()), (random(2), eye(), eye()), (eye(), eye(), random(3))] {
             let [y, dx, dw] = read(&linear(w.clone()), x.clone(), dy.clone());
             for (style, of_x, of_w, of_y) in [
