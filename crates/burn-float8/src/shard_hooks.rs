@@ -21,8 +21,8 @@ use crate::stack::Float8Stack;
 pub use crate::step::PeerExchange;
 use crate::step::{DeviceState, Peers};
 pub use crate::tensor::{
-    Axis, CastAmax, Exchange, ExpertHooks, ExpertLayout, ParallelHooks, ParallelStyle, ShardHooks, ShardLayout,
-    ShardingReport, SourcedWeight, WeightCache, WeightCast, shared,
+    Axis, CastAmax, Exchange, ExpertHooks, ExpertLayout, ParallelHooks, ParallelStyle, RowExchange, ShardHooks,
+    ShardLayout, ShardingReport, SourcedWeight, WeightCache, WeightCast, shared,
 };
 use crate::tensor::{Float8Tensor, experts_of, parallel_of, source_of};
 use crate::terms::{Operand, Reason, Role};

@@ -74,6 +74,18 @@ pub struct Mesh {
     pub tensor: usize,
 }
 
+impl Mesh {
+    /// Number of ranks with batches of their own.
+    pub fn readers(self) -> usize {
+        self.replicate * self.shard
+    }
+
+    /// Number of ranks.
+    pub fn ranks(self) -> usize {
+        self.readers() * self.tensor
+    }
+}
+
 impl ShardConfig {
     /// Mesh of a number of ranks. One rank alone is one shard of one replica.
     ///
@@ -101,11 +113,8 @@ impl ShardConfig {
     /// # Errors
     /// [`ShardError::Mesh`]; the errors of the ranks.
     pub fn tensor_ranks(&self, comm: &Communicator) -> Result<Communicator, ShardError> {
-        match self.mesh(comm.world_size())?.tensor {
-            1 => Ok(Communicator::solo()),
-            tensor if tensor == comm.world_size() => Ok(comm.clone()),
-            tensor => comm.split(comm.rank() / tensor),
-        }
+        let tensor = self.mesh(comm.world_size())?.tensor;
+        comm.group(tensor, comm.rank() / tensor)
     }
 }
 

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorData, TensorMetadata};
 use burn_float8::backend::{Float8Backend, in_dtype};
-use burn_float8::shard_hooks::{CastAmax, Exchange, ExpertHooks, ExpertLayout, WeightCast};
+use burn_float8::shard_hooks::{CastAmax, Exchange, ExpertHooks, ExpertLayout, RowExchange, WeightCast};
 use burn_std::{Bytes, Shape};
 use float8_kernels::{GROUP_ALIGN, Granularity};
 
 use crate::config::ShardConfig;
 use crate::sharding::Sharding;
-use crate::values::{column_amaxes, tensor_amax};
+use crate::values::{column_amaxes, tensor_amax, with_amaxes};
 use crate::wire::{to_bytes, to_words};
 use crate::world::World;
 
@@ -46,7 +46,7 @@ impl<B: Float8Backend> Sharding<B> {
     }
 }
 
-impl<B: Float8Backend> ExpertHooks<B> for Sharding<B> {
+impl<B: Float8Backend> RowExchange<B> for Sharding<B> {
     fn layout(&self) -> ExpertLayout {
         ExpertLayout { experts: self.logical[0], chunk: self.chunk, rank: self.world.shard.comm.rank() }
     }
@@ -79,16 +79,15 @@ impl<B: Float8Backend> ExpertHooks<B> for Sharding<B> {
         let data = TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(vec![received, cols]), dtype);
         B::float_from_data(data, &device)
     }
+}
 
+impl<B: Float8Backend> ExpertHooks<B> for Sharding<B> {
     fn cast(&self, cast: &WeightCast<'_, B>) -> (B::Operand, CastAmax<B>) {
         let own = cast.matrix();
         if cast.divides_rows() {
             // Rows after the last group, which no GEMM reads, with the amaxes over all ranks.
-            let [_, cols] = own.shape().dims();
             let amaxes = self.reduce_amax(column_amaxes::<B>(own.clone()));
-            let amaxes = in_dtype::<B>(B::float_reshape(amaxes, Shape::from(vec![1, cols])), own.dtype());
-            let rows = B::float_expand(amaxes, Shape::from(vec![GROUP_ALIGN, cols]));
-            return cast.quantize(B::float_cat(vec![own, rows], 0), None);
+            return cast.quantize(with_amaxes::<B>(own, amaxes, 0, GROUP_ALIGN), None);
         }
         let amax = || self.reduce_amax(tensor_amax::<B>(own.clone()));
         let has_one_scale = cast.cast().granularity == Granularity::Tensor;

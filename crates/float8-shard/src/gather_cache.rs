@@ -2,7 +2,7 @@
 //! flight.
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
-use burn_float8::backend::{Float8Backend, in_dtype};
+use burn_float8::backend::Float8Backend;
 use burn_float8::shard_hooks::{CastAmax, ParallelStyle, SourcedWeight, WeightCast};
 use burn_std::{Shape, Slice};
 use float8_kernels::{Cast, Granularity};
@@ -10,7 +10,7 @@ use float8_kernels::{Cast, Granularity};
 use crate::collectives::ShardedAxis;
 use crate::operand::{Gathering, cropped};
 use crate::sharding::{Sharding, TensorPart};
-use crate::values::{column_amaxes, tensor_amax};
+use crate::values::{column_amaxes, tensor_amax, with_amaxes};
 
 /// Cached state; see the module.
 pub(crate) struct GatherCache<B: Float8Backend> {
@@ -134,17 +134,12 @@ impl<B: Float8Backend> GatherCache<B> {
             of.part(sharding, known.unwrap_or_else(|| sharding.reduce_amax(of.own(sharding, cast.rows()))))
         };
         let (own, rows, device) = (|| amax(AmaxOf::Tensor), cast.rows(), cast.device());
-        let [len, width] = rows.shape().dims();
-        // One extra row or column of amaxes, so that each scale covers the whole column or row.
-        let with = |of: AmaxOf, axis: usize, shape: [usize; 2]| {
-            let amaxes = in_dtype::<B>(B::float_reshape(amax(of), Shape::from(shape.to_vec())), rows.dtype());
-            B::float_cat(vec![rows.clone(), amaxes], axis)
-        };
         let (shard, amax) = match AmaxOf::of_cast(cast) {
             Some(AmaxOf::Tensor) => cast.quantize(rows, Some(&own)),
-            Some(AmaxOf::Columns) => cast.quantize(with(AmaxOf::Columns, 0, [1, width]), None),
+            Some(AmaxOf::Columns) => cast.quantize(with_amaxes::<B>(rows, amax(AmaxOf::Columns), 0, 1), None),
             Some(AmaxOf::Rows) => {
-                let (shard, amax) = cast.quantize(with(AmaxOf::Rows, 1, [len, 1]), None);
+                let width = rows.shape()[1];
+                let (shard, amax) = cast.quantize(with_amaxes::<B>(rows, amax(AmaxOf::Rows), 1, 1), None);
                 (cropped::<B>(&shard, width, &device), amax)
             }
             None => cast.quantize(rows, None),

@@ -33,7 +33,7 @@ impl<B: Float8Backend> Sharding<B> {
         let own = Pieces::of(own, axis, self.chunk, self.logical[1]);
         let all = self.world.shard.comm.all_gather(&self.name, own.to_words()).unwrap_or_else(|error| self.fail(error));
         self.float8_gathers.fetch_add(1, Relaxed);
-        Gathering::Words(own, all)
+        Gathering::Words { own, all }
     }
 
     /// Waits for the gather of [`start_gather`](Self::start_gather) and joins the operand.
@@ -41,7 +41,7 @@ impl<B: Float8Backend> Sharding<B> {
         let (own, all) = match gathering {
             Gathering::Whole(operand) => return operand,
             Gathering::OnDevice(pending) => return pending().unwrap_or_else(|error| self.fail(error)),
-            Gathering::Words(own, all) => (own, all),
+            Gathering::Words { own, all } => (own, all),
         };
         let all = all.wait().unwrap_or_else(|error| self.fail(error));
         let words = all.len() / self.ranks();
@@ -76,7 +76,10 @@ pub(crate) enum Gathering<B: Float8Backend> {
     Whole(B::Operand),
     /// In device memory.
     OnDevice(PendingOnDevice<B::Operand>),
-    Words(Pieces, Pending<Vec<u32>>),
+    Words {
+        own: Pieces,
+        all: Pending<Vec<u32>>,
+    },
 }
 
 /// This rank's part of an operand.

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, TensorMetadata};
 use burn_float8::backend::Float8Backend;
-use burn_float8::shard_hooks::{Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, in_dtype, matrix};
-use burn_std::{Shape, Slice};
+use burn_float8::shard_hooks::{Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, matrix};
+use burn_std::Slice;
 use float8_kernels::Granularity;
 
 use crate::collectives::ShardedAxis;
 use crate::config::{ReduceDtype, ShardConfig};
 use crate::operand::cropped;
 use crate::sharding::{Sharding, alignment_of};
-use crate::values::{column_amaxes, tensor_amax};
+use crate::values::{column_amaxes, tensor_amax, with_amaxes};
 use crate::world::World;
 
 /// Part of a linear on this rank.
@@ -87,17 +87,13 @@ impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
         let max =
             |amaxes| self.world.shard.max(&self.name, amaxes).unwrap_or_else(|error| panic!("{}: {error}", self.name));
         if cast.divides_rows() {
-            // One more row or column with the amax over all ranks, so that its scale covers them.
-            let [rows, cols] = [part.shape()[0], part.shape()[1]];
-            let (axis, len, amaxes) = match cast.is_transposed() {
-                true => (0, rows, B::float_reshape(max(column_amaxes::<B>(part.clone())), Shape::from(vec![1, cols]))),
-                false => {
-                    let of_rows = column_amaxes::<B>(B::float_transpose(part.clone()));
-                    (1, cols, B::float_reshape(max(of_rows), Shape::from(vec![rows, 1])))
-                }
+            let (axis, lines) = match cast.is_transposed() {
+                true => (0, part.clone()),
+                false => (1, B::float_transpose(part.clone())),
             };
-            let amaxes = in_dtype::<B>(amaxes, part.dtype());
-            let (operand, amax) = cast.quantize(B::float_cat(vec![part, amaxes], axis), None);
+            let len = part.shape()[axis];
+            let amaxes = max(column_amaxes::<B>(lines));
+            let (operand, amax) = cast.quantize(with_amaxes::<B>(part, amaxes, axis, 1), None);
             return (cropped::<B>(&operand, len, &cast.device()), amax);
         }
         let own = || max(tensor_amax::<B>(part.clone()));

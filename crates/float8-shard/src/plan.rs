@@ -98,7 +98,8 @@ impl ShardPlan {
     /// The errors of [`Float8Config::apply`].
     pub fn new<B: Backend, M: Module<B>>(
         model: &M,
-        (mesh, tensor): (Mesh, &ParallelPlan),
+        mesh: Mesh,
+        tensor: &ParallelPlan,
         config: ShardConfig,
         float8: Option<&Float8Config>,
         dtypes: PlanDtypes,
@@ -113,7 +114,7 @@ impl ShardPlan {
         .into_iter();
         let (ranks, is_sum) = (mesh.shard, mesh.shard == 1 && mesh.replicate > 1);
         parameters.iter_mut().for_each(|parameter| parameter.divide(mesh.tensor));
-        let mut new = Self { ranks: mesh.replicate * mesh.shard * mesh.tensor, ..Self::default() };
+        let mut new = Self { ranks: mesh.ranks(), ..Self::default() };
         let (mut copies, mut largest_passing, mut replicated) = (vec![], 0, 0);
         // Sums over the inputs of linears: elements and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);
@@ -300,10 +301,8 @@ mod tests {
     #[test]
     fn bf16_takes_half() {
         let plan = |dtypes| {
-            ShardPlan::new::<Float8<Flex>, _>(&net(), (mesh(1), &vec![]), ShardConfig::default(), None, dtypes, &|_| {
-                true
-            })
-            .unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&net(), mesh(1), &vec![], ShardConfig::default(), None, dtypes, &|_| true)
+                .unwrap()
         };
         let (wide, narrow) = (plan(F32), plan(PlanDtypes { matrices: DType::BF16, moments: DType::BF16, ..F32 }));
         let expected = (wide.parameters + 2 * 4 * 40) / 2;
@@ -319,10 +318,8 @@ mod tests {
             let linear = Float8LinearConfig::new(Recipe::Blockwise);
             let config = Float8Config::from(linear.with_force_recompute_fp8_weight_in_bwd(recompute));
             let (model, config) = (net(), Some(&config));
-            ShardPlan::new::<Float8<Flex>, _>(&model, (mesh(1), &vec![]), ShardConfig::default(), config, F32, &|_| {
-                true
-            })
-            .unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&model, mesh(1), &vec![], ShardConfig::default(), config, F32, &|_| true)
+                .unwrap()
         };
         let (kept, passing) = (copies(false), copies(true));
         // Two weights of one size, each with copies for fprop and dgrad that share one scale.
@@ -334,7 +331,7 @@ mod tests {
     fn bytes_are_counted() {
         let plan = |ranks, reshard, float8: Option<&Float8Config>| {
             let config = ShardConfig { reshard, ..ShardConfig::default() };
-            ShardPlan::new::<Float8<Flex>, _>(&net(), (mesh(ranks), &vec![]), config, float8, F32, &|_| true).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&net(), mesh(ranks), &vec![], config, float8, F32, &|_| true).unwrap()
         };
         let tensorwise = Float8Config::tensorwise();
         let four = plan(4, Reshard::AfterStep, Some(&tensorwise));

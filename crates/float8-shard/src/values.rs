@@ -178,3 +178,18 @@ pub(crate) fn column_amaxes<B: Float8Backend>(x: FloatTensor<B>) -> FloatTensor<
     let amax = B::float_mask_fill(amax, has_nan, Scalar::from(f32::NAN));
     B::float_reshape(amax, Shape::from(vec![n]))
 }
+
+/// Appends `count` rows (axis 0) or columns (axis 1) of amaxes, so that the scales of a cast cover
+/// other ranks.
+pub(crate) fn with_amaxes<B: Float8Backend>(
+    own: FloatTensor<B>,
+    amaxes: FloatTensor<B>,
+    axis: usize,
+    count: usize,
+) -> FloatTensor<B> {
+    let mut shape = own.shape().to_vec();
+    shape[axis] = 1;
+    let amaxes = in_dtype::<B>(B::float_reshape(amaxes, Shape::from(shape.clone())), own.dtype());
+    shape[axis] = count;
+    B::float_cat(vec![own, B::float_expand(amaxes, Shape::from(shape))], axis)
+}

@@ -42,19 +42,14 @@ pub(crate) struct World<B: Float8Backend> {
 impl<B: ShardBackend> World<B> {
     pub(crate) fn new(comm: &Communicator, config: ShardConfig) -> Result<Self, ShardError> {
         let Mesh { replicate: replicas, shard: shards, tensor } = config.mesh(comm.world_size())?;
-        let group = |size: usize, color: usize| match size {
-            1 => Ok(Communicator::solo()),
-            all if all == comm.world_size() => Ok(comm.clone()),
-            _ => comm.split(color),
-        };
         let (rank, of_copy) = (comm.rank(), shards * tensor);
-        let shard = group(shards, rank / of_copy * tensor + rank % tensor)?;
-        let replicate = group(replicas, rank % of_copy)?;
-        let copy = if tensor == 1 { shard.clone() } else { group(of_copy, rank / of_copy)? };
+        let shard = comm.group(shards, rank / of_copy * tensor + rank % tensor)?;
+        let replicate = comm.group(replicas, rank % of_copy)?;
+        let copy = if tensor == 1 { shard.clone() } else { comm.group(of_copy, rank / of_copy)? };
         let data = match [replicas, shards] {
             [1, _] => shard.clone(),
             [_, 1] => replicate.clone(),
-            _ => group(replicas * shards, rank % tensor)?,
+            _ => comm.group(replicas * shards, rank % tensor)?,
         };
         let [all, shard, replicate, copy, data] =
             [comm.clone(), shard, replicate, copy, data].map(|comm| Group { comm, collectives: B::collectives });

@@ -110,7 +110,7 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
         },
         dispatch: |x, ends, weight| {
             let hooks = experts_of::<W::Plain>(weight.layer()?)?;
-            let route = Arc::new(Route::new(hooks, x.shape()[0], ends, &x.device()));
+            let route = Arc::new(Route::new(hooks.clone(), x.shape()[0], ends, &x.device()));
             let x = W::expert_rows(x.full().clone(), &route, Direction::Dispatch);
             Some(ExpertRows { x: Float8Tensor::new(x), ends: route.ends.clone(), route })
         },

@@ -13,9 +13,60 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{FloatDType, TensorMetadata};
 use burn_std::Shape;
 
-use super::experts::{Exchange, ExpertHooks, ExpertLayout};
 use crate::backend::Float8Backend;
 use crate::backend::host::ranges;
+
+/// Exchange of a mixture's rows with the ranks of their experts. All ranks call these in the same
+/// order.
+pub trait RowExchange<B: Float8Backend>: Send + Sync {
+    /// Experts of each rank.
+    fn layout(&self) -> ExpertLayout;
+
+    /// Rows of each expert on each rank, from this rank's.
+    fn counts(&self, own: Vec<u32>) -> Vec<Vec<u32>>;
+
+    /// Rows `[M', C]` from each rank, in the order of the ranks. The rows `[.., C]` begin with the rows
+    /// for each rank. One row of zeros, if there are none.
+    fn all_to_all(&self, rows: FloatTensor<B>, exchange: &Exchange) -> FloatTensor<B>;
+}
+
+/// Division of experts: rank r has the experts from r · `chunk`, fewer or none at the end.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertLayout {
+    /// Number of all experts.
+    pub experts: usize,
+    /// Experts on each rank, padding included.
+    pub chunk: usize,
+    /// This rank, from 0.
+    pub rank: usize,
+}
+
+/// Numbers of elements that a rank exchanges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// Elements for each rank.
+    pub sent: Vec<usize>,
+    /// Elements from each rank.
+    pub received: Vec<usize>,
+}
+
+impl Exchange {
+    /// The exchange that returns every element.
+    pub fn reversed(&self) -> Self {
+        Self { sent: self.received.clone(), received: self.sent.clone() }
+    }
+
+    /// First element of each rank, from the numbers of elements.
+    pub fn begins(counts: &[usize]) -> Vec<usize> {
+        counts.iter().scan(0, |end, count| Some(core::mem::replace(end, *end + count))).collect()
+    }
+
+    /// The exchange of groups of `len` elements.
+    pub fn of_groups(&self, len: usize) -> Self {
+        let scaled = |counts: &[usize]| counts.iter().map(|count| count * len).collect();
+        Self { sent: scaled(&self.sent), received: scaled(&self.received) }
+    }
+}
 
 /// Direction of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +88,7 @@ impl Direction {
 
 /// Ranks of the rows of one batch.
 pub struct Route<B: Float8Backend> {
-    hooks: Arc<dyn ExpertHooks<B>>,
+    ranks: Arc<dyn RowExchange<B>>,
     /// Numbers of rows.
     exchange: Exchange,
     /// Received row at each place, and the place of each; None if they are in order.
@@ -61,21 +112,19 @@ impl<B: Float8Backend> Route<B> {
     /// # Panics
     ///
     /// If the numbers of ends and experts differ.
-    pub(crate) fn new(hooks: &Arc<dyn ExpertHooks<B>>, rows: usize, ends: &IntTensor<B>, device: &Device<B>) -> Self {
-        let ExpertLayout { experts, chunk, rank } = hooks.layout();
+    pub(crate) fn new(ranks: Arc<dyn RowExchange<B>>, rows: usize, ends: &IntTensor<B>, device: &Device<B>) -> Self {
+        let ExpertLayout { experts, chunk, rank } = ranks.layout();
         let own: Vec<u32> = ranges::<B>(ends, rows).iter().map(|rows| rows.len() as u32).collect();
         assert!(own.len() == experts, "a mixture of {experts} experts was given the ends of {}", own.len());
-        let counts = hooks.counts(own);
+        let counts = ranks.counts(own);
         let of = |rank: usize| (rank * chunk).min(experts)..((rank + 1) * chunk).min(experts);
         let rows_of = |from: usize, to: usize| counts[from][of(to)].iter().sum::<u32>() as usize;
-        let ranks = 0..counts.len();
         let exchange = Exchange {
-            sent: ranks.clone().map(|to| rows_of(rank, to)).collect(),
-            received: ranks.map(|from| rows_of(from, rank)).collect(),
+            sent: (0..counts.len()).map(|to| rows_of(rank, to)).collect(),
+            received: (0..counts.len()).map(|from| rows_of(from, rank)).collect(),
         };
         // Received by rank and expert, wanted by expert and rank.
-        let begins = exchange.received.iter().scan(0, |end, count| Some(core::mem::replace(end, *end + count)));
-        let mut next: Vec<usize> = begins.collect();
+        let mut next = Exchange::begins(&exchange.received);
         let (mut order, mut own_ends) = (vec![], vec![]);
         for expert in of(rank) {
             for (next, counts) in next.iter_mut().zip(&counts) {
@@ -93,15 +142,15 @@ impl<B: Float8Backend> Route<B> {
             order.iter().enumerate().for_each(|(place, row)| places[*row] = place as i32);
             [order.into_iter().map(|row| row as i32).collect(), places].map(ints)
         });
-        Self { hooks: hooks.clone(), exchange, order, rows, ends: ints(own_ends).cast(ends.dtype()).into_primitive() }
+        Self { ranks, exchange, order, rows, ends: ints(own_ends).cast(ends.dtype()).into_primitive() }
     }
 
     /// Rows `[M', C]` from `[M, C]`, or `[M, C]` from `[M', C]`. Rows of no expert are zeros.
     pub(crate) fn apply(&self, rows: FloatTensor<B>, direction: Direction) -> FloatTensor<B> {
         match direction {
-            Direction::Dispatch => self.ordered(0, self.hooks.all_to_all(rows, &self.exchange)),
+            Direction::Dispatch => self.ordered(0, self.ranks.all_to_all(rows, &self.exchange)),
             Direction::Combine => {
-                let own = self.hooks.all_to_all(self.ordered(1, rows), &self.exchange.reversed());
+                let own = self.ranks.all_to_all(self.ordered(1, rows), &self.exchange.reversed());
                 self.with_rest(own)
             }
         }

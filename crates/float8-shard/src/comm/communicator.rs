@@ -129,6 +129,15 @@ impl Communicator {
         Ok(self.clone())
     }
 
+    /// The ranks with this rank's `color`, `size` of them. All ranks call it.
+    pub(crate) fn group(&self, size: usize, color: usize) -> Result<Self, ShardError> {
+        match size {
+            1 => Ok(Self::solo()),
+            all if all == self.world_size() => Ok(self.clone()),
+            _ => self.split(color),
+        }
+    }
+
     /// Adds NCCL between the CUDA devices of these ranks. `device` is the ordinal of this rank's
     /// device; the default is its local rank. All ranks call it. A world of one, or one that
     /// already has NCCL, is returned unchanged.

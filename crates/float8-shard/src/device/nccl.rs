@@ -156,11 +156,11 @@ where
             _ => from.client.empty(shape.num_elements() * size),
         };
         let to = CubeTensor::new_contiguous(from.client.clone(), from.device.clone(), shape, handle, from.dtype);
-        let addresses = (self.address(&from.handle)?, self.address(&to.handle)?);
+        let (send, receive) = (self.address(&from.handle)?, self.address(&to.handle)?);
         let words = words_of(&from, exchange);
         // SAFETY: as in `launch`. The rows of the exchange are rows of the tensors.
         let flight = unsafe {
-            self.nccl().after_context(label, |stream| self.nccl().all_to_all_v(label, addresses, &words, stream))
+            self.nccl().after_context(label, |stream| self.nccl().all_to_all_v(label, send, receive, &words, stream))
         }?;
         Ok(Launched { flight, read: vec![from], written: vec![to] }.land()?.remove(0))
     }

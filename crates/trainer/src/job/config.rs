@@ -335,7 +335,7 @@ impl<S: ModelSection> RunConfig<S> {
 
     /// Number of ranks with batches of their own.
     pub(super) fn readers(&self, ranks: usize) -> Result<usize, ShardError> {
-        Ok(ranks / self.parallelism.mesh(ranks)?.tensor)
+        Ok(self.parallelism.mesh(ranks)?.readers())
     }
 
     /// Batches for the validation loss; empty if nothing is held out.

@@ -85,13 +85,13 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
         let mut sizes: Vec<_> = layers.into_values().collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         // Ranks sum the gradients of a group during backward of the next one.
-        let groups = if mesh.replicate * mesh.shard > 1 { 2 } else { 1 };
+        let groups = if mesh.readers() > 1 { 2 } else { 1 };
         at_once = (outside + sizes.iter().take(groups * group).sum::<u64>()) as f64 / all.max(1) as f64;
     }
     let is_trained = |path: &str| !frozen.contains(path);
-    let tensor = config.tensor_plan(dims, mesh.replicate * mesh.shard * mesh.tensor)?;
-    let of = (mesh, &tensor);
-    let mut plan = ShardPlan::new::<B, _>(&model, of, config.parallelism, float8.as_ref(), dtypes, &is_trained)?;
+    let tensor = config.tensor_plan(dims, mesh.ranks())?;
+    let (of, float8_config) = (config.parallelism, float8.as_ref());
+    let mut plan = ShardPlan::new::<B, _>(&model, mesh, &tensor, of, float8_config, dtypes, &is_trained)?;
     plan.gradients = (plan.gradients as f64 * at_once).ceil() as u64;
     // A tied output layer gathers the table again in its own dtype and keeps it until backward.
     let (size, element) = (dims.size(), compute.size());

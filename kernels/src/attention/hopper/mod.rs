@@ -54,11 +54,6 @@ pub enum AttentionSchedule {
     PingPong,
 }
 
-impl AttentionSchedule {
-    /// All schedules.
-    pub const ALL: [Self; 3] = [Self::Plain, Self::Overlapped, Self::PingPong];
-}
-
 static SCHEDULE: Mutex<AttentionSchedule> = Mutex::new(AttentionSchedule::Plain);
 
 /// Sets the schedule of [`AttentionKernel::Wgmma`](super::AttentionKernel::Wgmma) on all devices of

@@ -75,12 +75,12 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
             let burn = milliseconds::<T, Autodiff<T::Backend>>(clock, work, false);
             let has_schedules = what == "attention" && AttentionKernel::Wgmma.runs_on(&T::client());
             let schedules = has_schedules.then(|| {
-                let milliseconds = AttentionSchedule::ALL.map(|schedule| {
+                let others = [AttentionSchedule::Overlapped, AttentionSchedule::PingPong].map(|schedule| {
                     fix_attention_schedule(schedule);
                     milliseconds::<T, Float8<Autodiff<T::Backend>>>(clock, work, true)
                 });
                 fix_attention_schedule(AttentionSchedule::default());
-                milliseconds
+                [ours, others[0], others[1]]
             });
             // Torch has attention only.
             Ok(json!({

@@ -98,11 +98,8 @@ impl Group {
         let _order = self.world.order.lock();
         // Ranks may give different amounts, so none is compared.
         let collective = self.begin(Operation::AllToAll, label, 0)?;
-        let begins =
-            |counts: &[usize]| counts.iter().scan(0, |end, count| Some(mem::replace(end, *end + count))).collect();
-        let counts = [begins(&sent), begins(&received), sent, received];
-        let counts =
-            counts.map(|counts: Vec<usize>| counts.into_iter().map(|count| count as c_int).collect::<Vec<_>>());
+        let counts = [Exchange::begins(&sent), Exchange::begins(&received), sent, received];
+        let counts = counts.map(|counts| counts.into_iter().map(|count| count as c_int).collect::<Vec<_>>());
         let mut receive = vec![T::default(); all_received];
         let state = &mut self.world.lock();
         // SAFETY: `send` and `receive` have the lengths of the counts. All buffers live until the request is

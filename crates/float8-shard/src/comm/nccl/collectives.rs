@@ -55,7 +55,7 @@ impl NcclComm {
         let parts = if operation == Operation::ReduceScatterSum { self.world_size } else { 1 };
         // SAFETY: guaranteed by the caller. NCCL counts the elements of one rank.
         let sent = (size * count * parts) as u64;
-        self.start(operation, label, (sent, received(operation, sent, self.world_size as u64)), |comm| unsafe {
+        self.start(operation, label, sent, received(operation, sent, self.world_size as u64), |comm| unsafe {
             match operation {
                 Operation::AllGather => sys::ncclAllGather(from, to, count, words, comm, stream),
                 Operation::ReduceScatterSum => sys::ncclReduceScatter(from, to, count, kind, sum, comm, stream),
@@ -80,15 +80,15 @@ impl NcclComm {
     pub(crate) unsafe fn all_to_all_v(
         &self,
         label: &str,
-        (mut send, mut receive): (u64, u64),
+        mut send: u64,
+        mut receive: u64,
         Exchange { sent, received }: &Exchange,
         stream: *mut c_void,
     ) -> Result<(), ShardError> {
         let bytes = |words: usize| 4 * words as u64;
         let others = received.iter().sum::<usize>() - received[self.core.rank];
-        let traffic = (bytes(sent.iter().sum()), bytes(others));
         // SAFETY: guaranteed by the caller. The end of a group returns the first error of its calls.
-        self.start(Operation::AllToAll, label, traffic, |comm| unsafe {
+        self.start(Operation::AllToAll, label, bytes(sent.iter().sum()), bytes(others), |comm| unsafe {
             let (words, stream) = (ncclDataType_t::ncclUint32, stream.cast());
             sys::ncclGroupStart();
             for (rank, (sent, received)) in sent.iter().zip(received).enumerate() {

@@ -68,7 +68,8 @@ impl NcclComm {
         &self,
         operation: Operation,
         label: &str,
-        (bytes, received): (u64, u64),
+        bytes: u64,
+        received: u64,
         launch: impl FnOnce(ncclComm_t) -> ncclResult_t,
     ) -> Result<(), ShardError> {
         let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
