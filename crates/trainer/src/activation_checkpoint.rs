@@ -28,7 +28,7 @@ const MANY_LOGITS: usize = 1 << 27;
 
 /// Bounds of the activations in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct CheckpointingPlan {
     /// Segments with a graph at a time; `None` for all.
     group: Option<usize>,
     /// Tokens with logits at a time; `None` for all.
@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     needs_segments: bool,
 }
 
-impl Plan {
+impl CheckpointingPlan {
     /// Plan for a configuration and a vocabulary size, if known.
     pub(crate) fn new(training: &TrainingSection, vocab_size: Option<usize>) -> Self {
         let group = training.activation_checkpointing.layers();
@@ -64,7 +64,7 @@ impl Plan {
 pub(crate) fn loss<B: Backend, M: LanguageModel<B>>(
     model: &M,
     batch: &Batch,
-    plan: Plan,
+    plan: CheckpointingPlan,
     device: &B::Device,
 ) -> Tensor<B, 1> {
     let tensors = batch.tensors::<B>(device);
@@ -84,7 +84,7 @@ pub(crate) fn loss<B: Backend, M: LanguageModel<B>>(
 pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>>(
     model: &mut ModelSlot<M>,
     batch: &Batch,
-    plan: Plan,
+    plan: CheckpointingPlan,
     ranks: Option<&Ranks>,
     scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
     device: &B::Device,
@@ -235,10 +235,10 @@ fn ranges(rows: usize, chunk: usize) -> impl Iterator<Item = std::ops::Range<usi
     (0..rows).step_by(chunk).map(move |start| start..(start + chunk).min(rows))
 }
 
-fn no_segments(plan: Plan) -> ConfigError {
+fn no_segments(plan: CheckpointingPlan) -> ConfigError {
     let (key, value) = match plan {
-        Plan { group: Some(group), .. } => ("training.activation_checkpointing", group),
-        Plan { chunk, .. } => ("training.loss_chunk", chunk.unwrap_or_default()),
+        CheckpointingPlan { group: Some(group), .. } => ("training.activation_checkpointing", group),
+        CheckpointingPlan { chunk, .. } => ("training.loss_chunk", chunk.unwrap_or_default()),
     };
     ConfigError::Value {
         key,
@@ -362,7 +362,7 @@ mod tests {
     }
 
     /// Loss and all gradients.
-    fn results(net: &Net<B>, plan: Plan) -> Result<(f32, Vec<Vec<f32>>)> {
+    fn results(net: &Net<B>, plan: CheckpointingPlan) -> Result<(f32, Vec<Vec<f32>>)> {
         struct Collect<'a>(&'a mut GradientsParams, Vec<Vec<f32>>);
         impl ModuleVisitor<B> for Collect<'_> {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
@@ -393,15 +393,15 @@ mod tests {
     fn a_chain_of_ones_own_has_the_same_gradients() {
         for recipe in [Recipe::Tensorwise, Recipe::Blockwise] {
             let net = net(true, recipe);
-            let plain = Plan { group: None, chunk: None, needs_segments: false };
+            let plain = CheckpointingPlan { group: None, chunk: None, needs_segments: false };
             let want = results(&net, plain).unwrap();
             for group in [1, 2, 5, 9] {
-                let plan = Plan { group: Some(group), ..plain };
+                let plan = CheckpointingPlan { group: Some(group), ..plain };
                 assert_eq!(results(&net, plan).unwrap(), want, "{recipe}, every {group}");
             }
             // Sums over rows are in another order.
             for (group, chunk) in [(None, 7), (Some(2), 1), (None, 20)] {
-                let (loss, grads) = results(&net, Plan { group, chunk: Some(chunk), ..plain }).unwrap();
+                let (loss, grads) = results(&net, CheckpointingPlan { group, chunk: Some(chunk), ..plain }).unwrap();
                 assert!((loss - want.0).abs() <= 1e-6 * want.0, "{chunk}: {loss}, not {}", want.0);
                 for (i, (grads, want)) in grads.iter().zip(&want.1).enumerate() {
                     let largest = want.iter().fold(0f32, |max, x| max.max(x.abs()));
@@ -417,11 +417,13 @@ mod tests {
         let net = net(false, Recipe::Tensorwise);
         let plans = [(Some(2), None, "training.activation_checkpointing"), (None, Some(7), "training.loss_chunk")];
         for (group, chunk, key) in plans {
-            let error = results(&net, Plan { group, chunk, needs_segments: true }).unwrap_err().to_string();
+            let error =
+                results(&net, CheckpointingPlan { group, chunk, needs_segments: true }).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains("LanguageModel::segments"), "{error}");
         }
         // Automatic chunks are skipped if the model has no segments.
-        let [plain, automatic] = [None, Some(7)].map(|chunk| Plan { group: None, chunk, needs_segments: false });
+        let [plain, automatic] =
+            [None, Some(7)].map(|chunk| CheckpointingPlan { group: None, chunk, needs_segments: false });
         assert_eq!(results(&net, automatic).unwrap(), results(&net, plain).unwrap());
     }
 
@@ -429,7 +431,7 @@ mod tests {
     /// sum in bf16 would not be.
     #[test]
     fn chunks_of_an_output_in_bf16_are_added_up_in_f32() {
-        let plain = Plan { group: None, chunk: None, needs_segments: false };
+        let plain = CheckpointingPlan { group: None, chunk: None, needs_segments: false };
         let of_output = |net: &Net<B>, plan| results(net, plan).unwrap().1.pop().expect("the output is last");
         let net = net(true, Recipe::Tensorwise);
         let mut narrow = net.clone();
@@ -442,7 +444,7 @@ mod tests {
             let errors = of_output(&narrow, plan).into_iter().zip(&exact).map(|(a, b)| f64::from(a - b).powi(2));
             errors.sum::<f64>().sqrt()
         };
-        let (whole, single) = (error(plain), error(Plan { chunk: Some(1), ..plain }));
+        let (whole, single) = (error(plain), error(CheckpointingPlan { chunk: Some(1), ..plain }));
         assert!(whole > 0.0 && single < 2.0 * whole, "{single:e}, at once {whole:e}");
     }
 }

@@ -10,14 +10,14 @@ use crate::config::{ConfigError, TrainingSection};
 
 /// Pattern of parameter names: the exact name of a parameter or of a module; with `*`, `?` or `[`,
 /// a glob over the whole name. After `!`, its parameters are trained.
-struct Pattern {
+struct FreezePattern {
     text: String,
     trains: bool,
     glob: Option<GlobMatcher>,
     has_matched: bool,
 }
 
-impl Pattern {
+impl FreezePattern {
     fn new(text: &str) -> Result<Self, ConfigError> {
         let (trains, text) = text.strip_prefix('!').map_or((false, text), |text| (true, text));
         let glob = text.contains(['*', '?', '[']).then(|| Glob::new(text)).transpose();
@@ -39,18 +39,18 @@ fn value(text: &str, reason: &str) -> ConfigError {
 }
 
 /// Selection of trained parameters by `training.freeze`.
-pub(crate) struct Trained {
-    patterns: Vec<Pattern>,
+pub(crate) struct TrainedParameters {
+    patterns: Vec<FreezePattern>,
     count: usize,
 }
 
-impl Trained {
+impl TrainedParameters {
     /// Parses the patterns.
     ///
     /// # Errors
     /// [`ConfigError::Value`] for an invalid glob.
     pub(crate) fn new(training: &TrainingSection) -> Result<Self, ConfigError> {
-        let patterns = training.freeze.iter().map(|name| Pattern::new(name)).collect::<Result<_, _>>()?;
+        let patterns = training.freeze.iter().map(|name| FreezePattern::new(name)).collect::<Result<_, _>>()?;
         Ok(Self { patterns, count: 0 })
     }
 
@@ -87,7 +87,7 @@ pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSec
     if training.freeze.is_empty() {
         return Ok(module);
     }
-    let mut freeze = Freeze { trained: Trained::new(training)?, path: Path::default() };
+    let mut freeze = Freeze { trained: TrainedParameters::new(training)?, path: Path::default() };
     let module = module.map(&mut freeze);
     freeze.trained.check()?;
     Ok(module)
@@ -106,7 +106,7 @@ pub(crate) fn trainable<B: Backend, M: Module<B>>(module: &M) -> [usize; 2] {
 }
 
 struct Freeze {
-    trained: Trained,
+    trained: TrainedParameters,
     path: Path,
 }
 

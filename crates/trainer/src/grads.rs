@@ -86,7 +86,7 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     let norm = squares.norm(ranks, device)?;
     if grad_clip_norm.is_finite() {
         let factor = (norm.clone() + 1e-6).recip().mul_scalar(grad_clip_norm).clamp_max(1.0);
-        module.visit(&mut Scale::<B> { grads, factor, backend: PhantomData });
+        module.visit(&mut ScaleGradients::<B> { grads, factor, backend: PhantomData });
     }
     Ok(norm)
 }
@@ -166,13 +166,13 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Walk<'_, B> {
     }
 }
 
-struct Scale<'a, B: AutodiffBackend> {
+struct ScaleGradients<'a, B: AutodiffBackend> {
     grads: &'a mut GradientsParams,
     factor: Tensor<B::InnerBackend, 1>,
     backend: PhantomData<B>,
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Scale<'_, B> {
+impl<B: AutodiffBackend> ModuleVisitor<B> for ScaleGradients<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) {
             let factor = self.factor.clone().cast(grad.dtype()).reshape([1; D]);

@@ -9,7 +9,7 @@ use burn_float8::shard_hooks::visit_params;
 use burn_float8::weights::check_frozen;
 use burn_float8::{Float8Error, Float8Stack, Monitor, begin_float8_step, report::Amaxes, set_float8_enabled};
 
-use crate::activation_checkpoint::{Plan, gradients};
+use crate::activation_checkpoint::{CheckpointingPlan, gradients};
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::SavedRun;
 use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection, require};
@@ -179,7 +179,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     ) -> Result<(InnerScalar<B>, InnerScalar<B>)> {
         let Self { config, model, optimizer: states, monitor, ranks, .. } = self;
         let (training, in_backward, ranks) = (config.training, config.optimizer.in_backward, ranks.as_ref());
-        let plan = Plan::new(training, model.vocab_size());
+        let plan = CheckpointingPlan::new(training, model.vocab_size());
         let targets: usize = batches.iter().map(Batch::num_targets).sum();
         let own = match ranks {
             Some(ranks) => {

@@ -5,7 +5,7 @@ use cubecl::server::Handle;
 
 use super::prepare::padded;
 use super::problem::{Classes, Heads, HeadsGeometry, Item, Scores, ScoresLaunch, Span};
-use super::{Checked, HIDDEN, TILE};
+use super::{CheckedHeads, HIDDEN, TILE};
 use crate::load::Geometry;
 
 /// Results that a launch computes. Rows stay in a cube while columns pass by.
@@ -58,7 +58,7 @@ pub(super) struct Backward<'a> {
 
 /// A launch and its results.
 pub(super) struct Launch<'a> {
-    pub(super) problem: &'a Checked,
+    pub(super) problem: &'a CheckedHeads,
     pub(super) role: Role,
     /// The operands of S, then of dP or of y.
     pub(super) rows: [&'a Heads; 2],
@@ -72,12 +72,12 @@ pub(super) struct Launch<'a> {
 impl<'a> Launch<'a> {
     pub(super) fn new<R: Runtime>(
         client: &ComputeClient<R>,
-        problem: &'a Checked,
+        problem: &'a CheckedHeads,
         role: Role,
         backward: Option<Backward<'a>>,
         classes: Option<&'a Classes>,
     ) -> Self {
-        let Checked { query, key, value, config, .. } = problem;
+        let CheckedHeads { query, key, value, config, .. } = problem;
         // Forward reads no second operand of rows.
         let dy = backward.map_or(query, |backward| backward.dy);
         let (mut rows, mut cols) = ([query, dy], [key, value]);
@@ -212,22 +212,22 @@ pub(super) struct Sides {
 /// First element of a result's row 0 and elements between rows. y is `[B, T, H, e]`, others are
 /// `[B, heads, positions, width]`; parts of y are `[parts · B, ..]`.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct RowPlace {
     pub(super) first: u32,
     pub(super) stride: u32,
 }
 
 #[cube]
-impl Place {
+impl RowPlace {
     /// Place of a head's rows in a result with `width` columns.
-    pub(super) fn of(item: &Item, scores: &Scores, width: u32, #[comptime] role: Role) -> Place {
+    pub(super) fn of(item: &Item, scores: &Scores, width: u32, #[comptime] role: Role) -> RowPlace {
         if comptime!(role == Role::Forward) {
             let stride = scores.heads * width;
-            Place { first: item.batch * scores.queries * stride + item.head * width, stride }
+            RowPlace { first: item.batch * scores.queries * stride + item.head * width, stride }
         } else if comptime!(role.rows_are_keys()) {
-            Place { first: (item.batch * scores.kv_heads + item.head) * scores.keys * width, stride: width }
+            RowPlace { first: (item.batch * scores.kv_heads + item.head) * scores.keys * width, stride: width }
         } else {
-            Place { first: (item.batch * scores.heads + item.head) * scores.queries * width, stride: width }
+            RowPlace { first: (item.batch * scores.heads + item.head) * scores.queries * width, stride: width }
         }
     }
 }

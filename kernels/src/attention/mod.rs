@@ -30,7 +30,7 @@ pub use self::hopper::{AttentionSchedule, fix_attention_schedule};
 use self::launch::{Backward, Launch, Role};
 use self::prepare::{row_stats, tile_classes};
 pub(crate) use self::problem::Kind;
-use self::problem::{Classes, Config, Heads, Spread};
+use self::problem::{Classes, Heads, HeadsConfig, Spread};
 use crate::KernelError;
 use crate::arch::{CudaArch, cuda_arch};
 use crate::denylist::{disable, is_disabled};
@@ -128,7 +128,7 @@ impl AttentionKernel {
 pub struct AttentionVariant {
     /// Kernel.
     pub kernel: AttentionKernel,
-    pub(crate) config: Config,
+    pub(crate) config: HeadsConfig,
     /// Whether forward takes the keys in parts.
     pub(crate) parted: bool,
     /// Whether the gradients run too.
@@ -145,7 +145,7 @@ pub fn disable_attention<R: Runtime>(client: &ComputeClient<R>, kernel: Attentio
 fn select<R: Runtime>(
     client: &ComputeClient<R>,
     fastest: AttentionKernel,
-    config: Config,
+    config: HeadsConfig,
     roles: &[Role],
 ) -> Option<AttentionKernel> {
     let takes = |kernel: AttentionKernel| match kernel {
@@ -194,7 +194,7 @@ pub fn attention_forward<R: Runtime>(
     client: &ComputeClient<R>,
     inputs: &AttentionInputs,
 ) -> Result<AttentionOutput, KernelError> {
-    let problem = Checked::forward(client, inputs)?;
+    let problem = CheckedHeads::forward(client, inputs)?;
     let classes = tile_classes(client, &problem);
     let role = if problem.parts.is_some() { Role::Part } else { Role::Forward };
     let [y, _, lse] = run(client, &problem, role, None, classes.as_ref());
@@ -218,7 +218,7 @@ pub fn attention_backward<R: Runtime>(
     lse: &Handle,
     dy: &HeadsView,
 ) -> Result<[Handle; 3], KernelError> {
-    let problem = Checked::new(client, inputs, Some(dy))?;
+    let problem = CheckedHeads::new(client, inputs, Some(dy))?;
     let [batch, heads, queries, _] = problem.query.shape();
     let (y, dy) = (problem.output(client, y)?, problem.output(client, dy)?);
     check_bytes(lse, 4 * (batch * heads * queries) as u64, || "logarithms of sums".into())?;
@@ -238,7 +238,7 @@ pub fn attention_backward<R: Runtime>(
 /// Runs a role. Returns y or dv, dq or dk, and lse, if the role has them.
 fn run<R: Runtime>(
     client: &ComputeClient<R>,
-    problem: &Checked,
+    problem: &CheckedHeads,
     role: Role,
     backward: Option<Backward<'_>>,
     classes: Option<&Classes>,
@@ -262,9 +262,9 @@ impl AttentionVariant {
         inputs: &AttentionInputs,
         dy: Option<&HeadsView>,
     ) -> Result<Self, KernelError> {
-        let forward = || Checked::forward(client, inputs);
-        let checked = dy.map_or_else(forward, |dy| Checked::new(client, inputs, Some(dy)))?;
-        let Checked { kernel, config, parts, .. } = checked;
+        let forward = || CheckedHeads::forward(client, inputs);
+        let checked = dy.map_or_else(forward, |dy| CheckedHeads::new(client, inputs, Some(dy)))?;
+        let CheckedHeads { kernel, config, parts, .. } = checked;
         Ok(Self { kernel, config, parted: parts.is_some(), backward: dy.is_some() })
     }
 }
@@ -273,7 +273,7 @@ impl AttentionVariant {
 const TOGETHER: [Role; 2] = [Role::Queries, Role::Keys { dk: true, dv: true }];
 
 /// Checked inputs.
-struct Checked {
+struct CheckedHeads {
     kernel: AttentionKernel,
     query: Heads,
     key: Heads,
@@ -283,12 +283,12 @@ struct Checked {
     documents: Option<Handle>,
     scale: f32,
     softcap: f32,
-    config: Config,
+    config: HeadsConfig,
     /// Number of parts of the keys, if forward takes parts.
     parts: Option<usize>,
 }
 
-impl Checked {
+impl CheckedHeads {
     /// Inputs of forward.
     fn forward<R: Runtime>(client: &ComputeClient<R>, inputs: &AttentionInputs) -> Result<Self, KernelError> {
         match parted(client, inputs) {
@@ -343,7 +343,7 @@ impl Checked {
             return Err(KernelError::TooLarge { rows: outputs[0], cols: width, strides: [width, 1], limit });
         }
         let words = [&query, &key, &value].into_iter().chain(&dy).map(Heads::vector_words).min();
-        let config = Config {
+        let config = HeadsConfig {
             element_type: query.element_type,
             words: words.expect("three"),
             slices: [dim, width].map(|width| width.div_ceil(TILE as usize) as u32),

@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 use super::problem::{
     CLASS_HIDDEN, CLASS_MIXED, CLASS_WHOLE, Classes, Heads, HeadsGeometry, Scores, ScoresLaunch, Spread,
 };
-use super::{Checked, HIDDEN, NOTHING, TILE};
+use super::{CheckedHeads, HIDDEN, NOTHING, TILE};
 use crate::element_type::ElementType;
 use crate::grid::{UNITS, fold, lanes_sum};
 use crate::load::{element, load_vector};
@@ -18,7 +18,7 @@ use crate::words::words;
 const LANES: u32 = 32;
 
 /// Classes of all tiles, or none without a mask and documents.
-pub(super) fn tile_classes<R: Runtime>(client: &ComputeClient<R>, problem: &Checked) -> Option<Classes> {
+pub(super) fn tile_classes<R: Runtime>(client: &ComputeClient<R>, problem: &CheckedHeads) -> Option<Classes> {
     if !problem.config.has_classes() {
         return None;
     }

@@ -4,7 +4,7 @@ use cubecl::ir::{ElemType, StorageType, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Checked, HeadsView, TILE};
+use super::{CheckedHeads, HeadsView, TILE};
 use crate::KernelError;
 use crate::element_type::ElementType;
 use crate::gemm::tma::maps::{ROW_BYTES, without_shape};
@@ -13,7 +13,7 @@ use crate::view::Bound;
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Config {
+pub(crate) struct HeadsConfig {
     pub(crate) element_type: ElementType,
     /// Words of a load of q, k and v: 4 if all their rows are vectors, else 1.
     pub(crate) words: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Config {
     pub(crate) documents: bool,
 }
 
-impl Config {
+impl HeadsConfig {
     /// Whether tiles have a class.
     pub(super) const fn has_classes(self) -> bool {
         self.mask.is_some() || self.documents
@@ -291,11 +291,11 @@ pub(super) struct Scores {
     class_batch_stride: u32,
     class_head_stride: u32,
     #[cube(comptime)]
-    pub(super) config: Config,
+    pub(super) config: HeadsConfig,
 }
 
 impl<R: Runtime> ScoresLaunch<R> {
-    pub(super) fn of(problem: &Checked, classes: Option<&Classes>) -> Self {
+    pub(super) fn of(problem: &CheckedHeads, classes: Option<&Classes>) -> Self {
         let ([batch, heads, queries, _], [_, kv_heads, keys, _]) = (problem.query.shape(), problem.key.shape());
         // SAFETY: documents are checked, and classes are allocated with their length.
         let array = |handle: &Handle, len| unsafe { ArrayArg::from_raw_parts(handle.clone(), len) };

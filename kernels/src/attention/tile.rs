@@ -10,7 +10,7 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::launch::{Launch, Operands, Place, Role, Stat};
+use super::launch::{Launch, Operands, Role, RowPlace, Stat};
 use super::problem::{CLASS_HIDDEN, Item, Scores};
 use super::{HIDDEN, NOTHING, TILE};
 use crate::element_type::ElementType;
@@ -35,7 +35,7 @@ pub(super) const SHARED_BYTES: usize = (16 * PITCH * (TILE + 2 * CHUNK) + 8 * TI
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
+struct TilePlan {
     role: Role,
     element_type: ElementType,
     isa: Isa,
@@ -63,7 +63,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, launch: &Launch<'_>)
             launch.result(0, of_results.size()),
             launch.result(1, of_results.size()),
             launch.result(2, size_of::<f32>()),
-            Plan { role: *role, element_type, isa: Isa::of(client) },
+            TilePlan { role: *role, element_type, isa: Isa::of(client) },
             of_results.storage(),
             Version::of(client),
         );
@@ -96,7 +96,7 @@ fn attention_tile<O: Float, N: Size>(
     of_weights: &mut ComptimeOption<Array<O>>,
     of_slopes: &mut ComptimeOption<Array<O>>,
     lse: &mut ComptimeOption<Array<f32>>,
-    #[comptime] plan: Plan,
+    #[comptime] plan: TilePlan,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -195,13 +195,13 @@ fn attention_tile<O: Float, N: Size>(
     #[comptime]
     if let ComptimeOption::Some(out) = of_weights {
         let width = operands.second_cols.width();
-        let place = Place::of(&results, scores, width, role);
+        let place = RowPlace::of(&results, scores, width, role);
         store::<O>(&weighted, factors, out, &place, item.row0, at_rows.first.rows, width, second_slices);
     }
     #[comptime]
     if let ComptimeOption::Some(out) = of_slopes {
         let (width, scale) = (operands.cols.width(), Quad::new(scores.scale));
-        let place = Place::of(&results, scores, width, role);
+        let place = RowPlace::of(&results, scores, width, role);
         store::<O>(&sloped, scale, out, &place, item.row0, at_rows.first.rows, width, slices);
     }
 }
@@ -318,7 +318,7 @@ fn products<N: Size>(
     at_cols: &Geometry,
     col0: u32,
     shared: &mut Shared,
-    #[comptime] plan: Plan,
+    #[comptime] plan: TilePlan,
 ) -> Array<Quad> {
     let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
     let units = comptime!(SIDE * CHUNK / plan.element_type.vector_len());
@@ -355,7 +355,7 @@ fn load_transposed<N: Size>(
     col0: u32,
     unit: u32,
     to: &mut SharedMemory<Quad>,
-    #[comptime] plan: Plan,
+    #[comptime] plan: TilePlan,
 ) {
     let (element_type, isa) = comptime!((plan.element_type, plan.isa));
     let len = comptime!(element_type.vector_len());
@@ -387,7 +387,7 @@ fn accumulate<N: Size>(
     shared: &mut Shared,
     sums: &mut Array<Quad>,
     #[comptime] slices: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: TilePlan,
 ) {
     let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
     #[unroll]
@@ -426,7 +426,7 @@ fn load_rows<N: Size>(
     row0: u32,
     #[comptime] col0: u32,
     to: &mut SharedMemory<Quad>,
-    #[comptime] plan: Plan,
+    #[comptime] plan: TilePlan,
 ) {
     let (element_type, isa) = comptime!((plan.element_type, plan.isa));
     let len = comptime!(element_type.vector_len());
@@ -456,7 +456,7 @@ fn store<O: Float>(
     sums: &Array<Quad>,
     factors: Quad,
     out: &mut Array<O>,
-    place: &Place,
+    place: &RowPlace,
     row0: u32,
     rows: u32,
     width: u32,

@@ -1,6 +1,6 @@
 //! GEMM for any device. Decodes codes to f32 into shared memory and multiplies f32 tiles.
 //!
-//! A cube of 8x8 units makes one output tile ([`Tile`]), with 32 codes of the contraction per step.
+//! A cube of 8x8 units makes one output tile ([`EmulatedTile`]), with 32 codes of the contraction per step.
 //! Tiles are stored in shared memory as `[k, row]`, four rows per vector.
 //!
 //! | device | tile | sums of a unit | values read from shared memory per `k` |
@@ -39,9 +39,9 @@ pub(super) const FEW: usize = 4 * SIDE as usize;
 /// Tile of a cube: groups of four rows, and of four columns, per unit. Unit `u` has the groups `u`,
 /// `u + SIDE` and so on, so adjacent units read adjacent vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Tile([u32; 2]);
+struct EmulatedTile([u32; 2]);
 
-impl Tile {
+impl EmulatedTile {
     /// Tile for an output of `rows` rows.
     const fn new(rows: usize, cpu: bool) -> Self {
         Self([if rows <= FEW { 1 } else { 2 }, if cpu { 4 } else { 2 }])
@@ -75,7 +75,7 @@ const BLOCK_WORDS: u32 = BLOCK as u32 / 4;
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
-    let tile = Tile::new(m, is_cpu(client));
+    let tile = EmulatedTile::new(m, is_cpu(client));
     // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are guarded by
     // the operands' rows and words, stores by `m` and `n`.
     unsafe {
@@ -102,7 +102,7 @@ fn gemm_emulated<O: Float>(
     problem: &Problem,
     out: &mut Array<O>,
     #[comptime] formats: [Format; 2],
-    #[comptime] tile: Tile,
+    #[comptime] tile: EmulatedTile,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -199,7 +199,7 @@ fn factors(
     first: u32,
     work: &Work,
     block: u32,
-    #[comptime] tile: Tile,
+    #[comptime] tile: EmulatedTile,
     #[comptime] side: usize,
 ) -> Array<Quad> {
     let mut factors = Array::<Quad>::new(comptime!(tile.0[side] as usize));
@@ -225,7 +225,7 @@ fn load_tile(
     row0: u32,
     rows: u32,
     step: u32,
-    #[comptime] what: (Tile, Format),
+    #[comptime] what: (EmulatedTile, Format),
     #[comptime] side: usize,
 ) {
     let (tile, format) = comptime!(what);

@@ -41,14 +41,14 @@ const E8M0_ONE: u32 = 127;
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Config {
+struct GemvConfig {
     formats: [Format; 2],
     /// Number of rows.
     m: u32,
     isa: Isa,
 }
 
-impl Config {
+impl GemvConfig {
     /// Units of a cube.
     const fn units(self) -> u32 {
         if self.isa.has_ptx() { 128 } else { 64 }
@@ -79,7 +79,7 @@ pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) -> bool 
 /// Launches the kernel, for at most [`GEMV_ROWS`] rows.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, _) = gemm.matrices();
-    let config = Config { formats: gemm.formats(), m: m as u32, isa: gemm.isa };
+    let config = GemvConfig { formats: gemm.formats(), m: m as u32, isa: gemm.isa };
     let words = config.words() as usize;
     // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are of existing
     // rows and chunks; stores are guarded by `m` and `n`.
@@ -106,7 +106,7 @@ fn gemv<N: Size, O: Float>(
     b: &Array<Vector<u32, N>>,
     problem: &Problem,
     out: &mut Array<O>,
-    #[comptime] config: Config,
+    #[comptime] config: GemvConfig,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -114,7 +114,7 @@ fn gemv<N: Size, O: Float>(
     if col0 >= problem.n {
         terminate!();
     }
-    let Config { formats, m, isa, .. } = comptime!(config);
+    let GemvConfig { formats, m, isa, .. } = comptime!(config);
     let (units, lanes, words) = comptime!((config.units(), config.lanes(), config.words()));
     let by_block = comptime!(Granularity::any_blocks(problem.granularities));
     let by_mx = comptime!(Granularity::any_mx(problem.granularities));
@@ -283,7 +283,7 @@ fn factor(scale: u32, #[comptime] granularity: Granularity) -> f32 {
 
 /// E8M0 byte of a chunk, from the word of its block of 128.
 #[cube]
-fn e8m0(word: u32, chunk: u32, #[comptime] granularity: Granularity, #[comptime] config: Config) -> u32 {
+fn e8m0(word: u32, chunk: u32, #[comptime] granularity: Granularity, #[comptime] config: GemvConfig) -> u32 {
     if comptime!(granularity.is_mx()) {
         (word >> (chunk % comptime!(config.chunks(BLOCK)) / comptime!(config.chunks(MX_BLOCK)) * 8)) & 0xffu32
     } else {

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::tma::maps::{Matrix, sms};
-use super::tma::plan::Plan;
+use super::tma::plan::GemmPlan;
 use super::variant::{JUDGED_SPLITS, judged_product};
 use super::{GEMV_ROWS, Gemm, GemmDevice, GemmPath, GemmShape, hopper};
 use crate::arch::{CudaArch, cuda_arch};
@@ -83,14 +83,14 @@ pub struct HalfGemmProblem {
 pub struct HalfGemmVariant {
     /// Small product that compiles to the same kernels.
     pub small: HalfGemmProblem,
-    plan: Plan,
+    plan: GemmPlan,
 }
 
 impl HalfGemmVariant {
     /// Variant that self-checks run for this one: the same kernels, with at most two splits of the
     /// contraction.
     pub fn judged(self) -> Self {
-        Self { plan: Plan { splits: self.plan.splits.min(JUDGED_SPLITS), ..self.plan }, ..self }
+        Self { plan: GemmPlan { splits: self.plan.splits.min(JUDGED_SPLITS), ..self.plan }, ..self }
     }
 }
 

@@ -24,7 +24,7 @@ use cubecl::server::Handle;
 pub use gemv::GEMV_ROWS;
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
 pub use halves::{HalfGemm, HalfGemmProblem, HalfGemmVariant, disable_half_gemm, has_half_gemm};
-pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fix_gemm_plan};
+pub use tma::plan::{FixedPlan, GemmPlan, GemmShape, GemmTile, fix_gemm_plan};
 pub use variant::{GemmDevice, GemmProblem, GemmVariant, select};
 
 use crate::denylist::disable;

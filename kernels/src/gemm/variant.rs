@@ -5,7 +5,7 @@ use core::fmt;
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::tma::plan::Plan;
+use super::tma::plan::GemmPlan;
 use super::tma::ring::MAX_STAGES;
 use super::{GEMV_ROWS, GemmConfig, GemmPath, GemmShape, Grouping, emulated, gemm_plan, half, mma};
 use crate::arch::{CudaArch, cuda_arch};
@@ -86,7 +86,7 @@ pub struct GemmVariant {
     pub path: GemmPath,
     /// Small product that compiles to the same kernels.
     pub small: GemmProblem,
-    pub(super) plan: Plan,
+    pub(super) plan: GemmPlan,
     /// Conversion instructions of the kernels that use some, otherwise
     /// [`Portable`](Isa::Portable).
     pub(super) isa: Isa,
@@ -124,10 +124,10 @@ pub fn select(device: &GemmDevice, problem: &GemmProblem, disabled: &Disabled) -
     let path = select_path(device, groups.is_none().then_some(m), granularities, problem.emulate, disabled)?;
     let sms = device.sms.unwrap_or(1);
     let plan = match path {
-        GemmPath::Mma => Plan::of_tile(mma::tile(&problem.shape, sms)),
-        GemmPath::F16Mma => Plan::of_tile(device.units(granularities)?.tile(&problem.shape, sms)),
+        GemmPath::Mma => GemmPlan::of_tile(mma::tile(&problem.shape, sms)),
+        GemmPath::F16Mma => GemmPlan::of_tile(device.units(granularities)?.tile(&problem.shape, sms)),
         _ => gemm_plan(path, &problem.shape, sms as usize)
-            .unwrap_or(Plan::of_tile([if m <= emulated::FEW { emulated::FEW as u32 - 3 } else { 128 }, 128])),
+            .unwrap_or(GemmPlan::of_tile([if m <= emulated::FEW { emulated::FEW as u32 - 3 } else { 128 }, 128])),
     };
     let shape = GemmShape {
         product: judged_product(path, &plan, &problem.shape),
@@ -143,7 +143,7 @@ pub fn select(device: &GemmDevice, problem: &GemmProblem, disabled: &Disabled) -
 
 /// Small product that compiles to the same kernels as `shape` by this path: ragged, with several
 /// tiles and two rounds of a ring for each split.
-pub(super) fn judged_product(path: GemmPath, plan: &Plan, shape: &GemmShape) -> [usize; 3] {
+pub(super) fn judged_product(path: GemmPath, plan: &GemmPlan, shape: &GemmShape) -> [usize; 3] {
     let GemmShape { product: [m, n, k], groups, .. } = *shape;
     let is_few = groups.is_none() && m <= GEMV_ROWS;
     // If each matrix has a multiple of 128 columns, no two share a 128x128 block of scales.
@@ -156,7 +156,7 @@ pub(super) fn judged_product(path: GemmPath, plan: &Plan, shape: &GemmShape) -> 
 
 /// Blocks of the contraction in two rounds of a kernel's ring, for each split and for the longest
 /// group. A multiple of four, so that the blocks after them determine the width of scale loads.
-fn rounds(path: GemmPath, plan: &Plan, groups: Option<(Grouping, usize)>, is_few: bool) -> usize {
+fn rounds(path: GemmPath, plan: &GemmPlan, groups: Option<(Grouping, usize)>, is_few: bool) -> usize {
     let stages = MAX_STAGES.min(MAX_SHARED / ((plan.tile.rows + plan.tile.cols / plan.cluster) * BLOCK));
     let ring = match path {
         GemmPath::Wgmma | GemmPath::Tcgen05 => 2 * stages,
@@ -177,7 +177,7 @@ impl GemmVariant {
     /// Variant that self-checks run for this one: the same kernels, with at most two splits of the
     /// contraction.
     pub fn judged(self) -> Self {
-        Self { plan: Plan { splits: self.plan.splits.min(JUDGED_SPLITS), ..self.plan }, ..self }
+        Self { plan: GemmPlan { splits: self.plan.splits.min(JUDGED_SPLITS), ..self.plan }, ..self }
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
                 let shape = GemmShape { product, granularities, power_of_two: true, use_fast_accum: false, groups };
                 let problem = GemmProblem { formats: [Format::E4m3; 2], shape, bias: None, dtype, emulate: false };
                 let variant = select(&device, &problem, &Disabled::default()).expect("no kernel is disabled").judged();
-                let Plan { tile, cluster, splits } = variant.plan;
+                let GemmPlan { tile, cluster, splits } = variant.plan;
                 let [_, _, k] = variant.small.shape.product;
                 // Scales, chunks and barriers leave less.
                 let stages = (MAX_SHARED / ((tile.rows + tile.cols / cluster) * 128)).min(8);

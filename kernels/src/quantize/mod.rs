@@ -25,7 +25,7 @@ use cubecl::server::Handle;
 
 use encode::Encoding;
 use tensor::TensorScaleLaunch;
-use tiles::ScaleSourceArgs;
+use tiles::TileScalesArgs;
 pub use transposed::transpose;
 
 use crate::amax::{Maxima, find_maxima};
@@ -64,11 +64,11 @@ pub fn quantize<R: Runtime>(
             Granularity::Row if orientation == Orientation::Rows => rows::launch(client, x, encoding),
             Granularity::Row => {
                 let (copies, scales) = lines::scales(client, x, cast, orientation);
-                tiles::launch(client, x, encoding, ScaleSourceArgs::Lines(scales), copies)
+                tiles::launch(client, x, encoding, TileScalesArgs::Lines(scales), copies)
             }
             Granularity::Block1x128 | Granularity::Block128x128 | Granularity::Block1x32 => {
                 let (copies, scales) = blocks::scales(client, x, cast, orientation);
-                tiles::launch(client, x, encoding, ScaleSourceArgs::Blocks(scales), copies)
+                tiles::launch(client, x, encoding, TileScalesArgs::Blocks(scales), copies)
             }
         }
     }))
@@ -109,7 +109,7 @@ fn launch_one_scale<R: Runtime>(
 ) -> Copies {
     match copies.cols {
         None => rows::launch_linear(client, x, encoding, scale, copies),
-        Some(_) => tiles::launch(client, x, encoding, ScaleSourceArgs::Tensor(scale), copies),
+        Some(_) => tiles::launch(client, x, encoding, TileScalesArgs::Tensor(scale), copies),
     }
 }
 

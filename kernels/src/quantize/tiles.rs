@@ -1,5 +1,5 @@
 //! Tile-wise cast, in any orientation and for any granularity. A cube loads a [`Tile`], gets its
-//! scales from a [`ScaleSource`], and writes the requested copies.
+//! scales from a [`TileScales`], and writes the requested copies.
 
 use cubecl::prelude::*;
 
@@ -19,10 +19,10 @@ use crate::view::Checked;
 use crate::{Granularity, row_words};
 
 /// Source of a tile's scales, chosen at compile time.
-// Launches construct `ScaleSourceArgs`, and generated code the expanded type.
+// Launches construct `TileScalesArgs`, and generated code the expanded type.
 #[allow(dead_code)]
 #[derive(CubeType, CubeLaunch)]
-pub(super) enum ScaleSource {
+pub(super) enum TileScales {
     /// One scale, from the maxima of the tensor.
     Tensor(TensorScale),
     /// Scales of rows and columns that are on the device.
@@ -32,7 +32,7 @@ pub(super) enum ScaleSource {
 }
 
 #[cube]
-impl ScaleSource {
+impl TileScales {
     /// Scales of this unit's elements `raw`. All units of the cube must call it.
     fn make(
         &mut self,
@@ -42,11 +42,11 @@ impl ScaleSource {
         #[comptime] cast: TileCast,
     ) -> UnitScales {
         match self {
-            ScaleSource::Tensor(scale) => {
+            TileScales::Tensor(scale) => {
                 UnitScales { rows: scale.make(cast.encoding), cols: Array::<f32>::new(1usize) }
             }
-            ScaleSource::Lines(lines) => lines.load(tile, cast.encoding.isa),
-            ScaleSource::Blocks(blocks) => {
+            TileScales::Lines(lines) => lines.load(tile, cast.encoding.isa),
+            TileScales::Blocks(blocks) => {
                 if comptime!(cast.encoding.cast.is_square()) {
                     squares::make(blocks, tile, raw, cast)
                 } else {
@@ -59,18 +59,18 @@ impl ScaleSource {
     /// Largest magnitude in `raw`, if [`observe`](Self::observe) needs it.
     fn largest(&self, raw: &Array<u32>, #[comptime] element_type: ElementType) -> u32 {
         match self {
-            ScaleSource::Tensor(scale) => scale.largest(raw, comptime!(UNIT_ROWS * SECTOR_WORDS), element_type),
-            ScaleSource::Lines(_) => 0u32.runtime(),
-            ScaleSource::Blocks(_) => 0u32.runtime(),
+            TileScales::Tensor(scale) => scale.largest(raw, comptime!(UNIT_ROWS * SECTOR_WORDS), element_type),
+            TileScales::Lines(_) => 0u32.runtime(),
+            TileScales::Blocks(_) => 0u32.runtime(),
         }
     }
 
     /// Stores the largest magnitude of the cube, if observed.
     fn observe(&mut self, largest: u32, #[comptime] isa: Isa) {
         match self {
-            ScaleSource::Tensor(scale) => scale.observe(largest, isa),
-            ScaleSource::Lines(_) => {}
-            ScaleSource::Blocks(_) => {}
+            TileScales::Tensor(scale) => scale.observe(largest, isa),
+            TileScales::Lines(_) => {}
+            TileScales::Blocks(_) => {}
         }
     }
 }
@@ -95,7 +95,7 @@ pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
-    scales: ScaleSourceArgs<R>,
+    scales: TileScalesArgs<R>,
     copies: Copies,
 ) -> Copies {
     let Copies { rows, cols } = &copies;
@@ -137,7 +137,7 @@ pub(super) fn launch<R: Runtime>(
 #[cube(launch_unchecked)]
 fn cast_tiles<N: Size, M: Size>(
     x: &Array<Vector<u32, N>>,
-    source: &mut ScaleSource,
+    source: &mut TileScales,
     rows: &mut ComptimeOption<Array<Vector<u32, M>>>,
     cols: &mut ComptimeOption<Array<Vector<u32, Const<4>>>>,
     geometry: Geometry,

@@ -84,7 +84,7 @@ pub struct CachedAttention<B: Backend> {
 
 /// Forward on any backend.
 pub(super) fn forward<B: Backend>(attention: &Attention<B>, inputs: [&FloatTensor<B>; 3]) -> FloatTensor<B> {
-    Blocks::new(attention, inputs, rows::<B>(inputs)).forward().into_primitive().tensor()
+    QueryBlocks::new(attention, inputs, rows::<B>(inputs)).forward().into_primitive().tensor()
 }
 
 /// Gradients of q, k and v on any backend.
@@ -93,7 +93,7 @@ pub(super) fn backward<B: Backend>(
     inputs: [&FloatTensor<B>; 3],
     dy: &FloatTensor<B>,
 ) -> [FloatTensor<B>; 3] {
-    let gradients = Blocks::new(attention, inputs, rows::<B>(inputs)).backward(float(dy.clone()));
+    let gradients = QueryBlocks::new(attention, inputs, rows::<B>(inputs)).backward(float(dy.clone()));
     gradients.map(|gradient| gradient.into_primitive().tensor())
 }
 
@@ -109,7 +109,7 @@ fn float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
 }
 
 /// Inputs of attention, split into blocks of queries.
-struct Blocks<'a, B: Backend> {
+struct QueryBlocks<'a, B: Backend> {
     attention: &'a Attention<B>,
     query: Tensor<B, 4>,
     key: Tensor<B, 4>,
@@ -135,7 +135,7 @@ struct Block<B: Backend> {
     slope: Option<Tensor<B, 4>>,
 }
 
-impl<'a, B: Backend> Blocks<'a, B> {
+impl<'a, B: Backend> QueryBlocks<'a, B> {
     fn new(attention: &'a Attention<B>, inputs: [&FloatTensor<B>; 3], rows: usize) -> Self {
         let [query, key, value] = inputs.map(|input| float::<B, 4>(input.clone()));
         let causal = attention.options.is_causal.then(|| {
@@ -323,7 +323,7 @@ mod tests {
             let gradients = Flex::fused(&op, &inputs, Some(&FusedBackward { outputs: &outputs, dy: &dy }));
             let want: Vec<_> = outputs[..1].iter().chain(&gradients).cloned().map(float::<Flex, 4>).collect();
             for rows in [16, 17, 1000] {
-                let blocks = Blocks::new(&attention, inputs.each_ref(), rows);
+                let blocks = QueryBlocks::new(&attention, inputs.each_ref(), rows);
                 let [dq, dk, dv] = blocks.backward(float(dy.clone()));
                 for (got, want) in [blocks.forward(), dq, dk, dv].into_iter().zip(&want) {
                     let error = (got - want.clone()).abs().max().into_scalar();

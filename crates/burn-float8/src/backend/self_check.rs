@@ -45,12 +45,12 @@ pub(super) struct DeviceChecks {
     is_cpu: bool,
     /// Held while a variant is judged. A thread that reaches another new variant waits.
     turn: Mutex<()>,
-    found: RwLock<Found>,
+    found: RwLock<SelfChecked>,
     prepared: OnceLock<Result<(), Float8Error>>,
 }
 
 #[derive(Default)]
-struct Found {
+struct SelfChecked {
     /// Whether each variant is right.
     judged: HashMap<Variant, bool>,
     failures: Vec<SelfCheckFailure>,
@@ -125,7 +125,7 @@ impl DeviceChecks {
     }
 
     pub(super) fn report(&self) -> SelfCheckReport {
-        let Found { judged, failures, seconds } = &*self.found.read();
+        let SelfChecked { judged, failures, seconds } = &*self.found.read();
         let (kernels, seconds, failures) =
             (judged.values().filter(|right| **right).count(), *seconds, failures.clone());
         SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: device_errors::first(self.device) }

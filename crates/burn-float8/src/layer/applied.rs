@@ -15,7 +15,7 @@ type DeviceStates = HashMap<(TypeId, DeviceId), Arc<dyn Any + Send + Sync>>;
 #[derive(Default)]
 pub(crate) struct Applied {
     /// Unique in the process.
-    pub(crate) number: Number,
+    pub(crate) number: AppliedNumber,
     pub(crate) config: Float8Config,
     /// Linears that were quantized at that time.
     quantized: Vec<String>,
@@ -26,9 +26,9 @@ pub(crate) struct Applied {
 
 /// Identifies an applied configuration, even after it is dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Number(u64);
+pub(crate) struct AppliedNumber(u64);
 
-impl Default for Number {
+impl Default for AppliedNumber {
     fn default() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self(NEXT.fetch_add(1, Relaxed))

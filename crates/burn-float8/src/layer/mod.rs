@@ -21,7 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::backend::Float8Backend;
 use crate::config::{FallbackTo, Policy};
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
-pub(crate) use applied::{Applied, Number as AppliedNumber};
+pub(crate) use applied::{Applied, AppliedNumber};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
 pub use calls::GemmTotals;

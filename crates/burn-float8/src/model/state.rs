@@ -81,9 +81,9 @@ pub(super) trait States: Send + Sync {
 }
 
 /// Converted linears of a model: their paths, and the device states of their conversions.
-pub(super) struct Converted<B: Float8Stack>(Vec<Found<B>>);
+pub(super) struct Converted<B: Float8Stack>(Vec<ConvertedLinear<B>>);
 
-struct Found<B: Float8Stack> {
+struct ConvertedLinear<B: Float8Stack> {
     path: String,
     layer: Arc<Layer>,
     state: Arc<DeviceState<B::Inner>>,
@@ -95,7 +95,7 @@ impl<B: Float8Stack> Converted<B> {
         let found = linears::<B, M>(model, None).into_iter().filter_map(|linear| {
             let (layer, device) = (linear.tag?.layer, linear.device);
             let state = DeviceState::of(&layer, &device);
-            Some(Found { path: linear.info.name, layer, state, device })
+            Some(ConvertedLinear { path: linear.info.name, layer, state, device })
         });
         Self(found.collect())
     }
@@ -128,7 +128,7 @@ impl<B: Float8Stack> States for Converted<B> {
             let Step { number, histories, .. } = &mut *step;
             histories.complete(*number, peers.as_deref());
             let mut histories = histories.export();
-            for Found { path, layer, .. } in own() {
+            for ConvertedLinear { path, layer, .. } in own() {
                 let Some((scaling, mut amaxes)) = histories.remove(layer.name()) else { continue };
                 let state = exported.layers.entry(path.clone()).or_default();
                 state.delayed_scaling = Some(scaling);
@@ -137,7 +137,7 @@ impl<B: Float8Stack> States for Converted<B> {
                 state.grad_output = amaxes.remove(&Role::GradOutput);
             }
         }
-        for Found { path, layer, .. } in &self.0 {
+        for ConvertedLinear { path, layer, .. } in &self.0 {
             if let Some(fallback) = layer.fallback() {
                 exported.layers.entry(path.clone()).or_default().fallback = Some(fallback);
             }
@@ -155,11 +155,11 @@ impl<B: Float8Stack> States for Converted<B> {
             state.check(path, &found.layer)?;
         }
         self.states().iter().for_each(|state| state.reset(saved.step, saved.has_begun));
-        for Found { layer, .. } in &self.0 {
+        for ConvertedLinear { layer, .. } in &self.0 {
             layer.configure(Policy::clone(&layer.configured()));
         }
         for (path, saved) in &saved.layers {
-            let Some(Found { layer, state, device, .. }) = by_path(path) else { continue };
+            let Some(ConvertedLinear { layer, state, device, .. }) = by_path(path) else { continue };
             for cast in TrackedCast::all_of(layer) {
                 if let Some(amax) = saved.amax(cast.role) {
                     state.lock().histories.restore(&cast, amax, device);

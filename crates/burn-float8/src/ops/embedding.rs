@@ -31,7 +31,7 @@ pub(super) fn forward<B: Float8Backend>(weights: Float8Tensor<B>, indices: IntTe
 
 /// Properties of the table that its gradient needs.
 #[derive(Clone, Debug)]
-pub(super) struct Table<B: Float8Backend> {
+pub(super) struct SavedTable<B: Float8Backend> {
     /// Layer of a table that ranks divide.
     layer: Option<Arc<Layer>>,
     shape: Shape,
@@ -39,7 +39,7 @@ pub(super) struct Table<B: Float8Backend> {
     device: Device<B>,
 }
 
-impl<B: Float8Backend> Table<B> {
+impl<B: Float8Backend> SavedTable<B> {
     pub(super) fn of(weights: &Float8Tensor<B>) -> Self {
         Self {
             layer: weights.layer().filter(|layer| layer.is_divided()).cloned(),

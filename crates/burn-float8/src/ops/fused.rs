@@ -43,7 +43,7 @@ fn node_of<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
             if !others.is_empty() {
                 others.insert(0, y.clone());
             }
-            prep.finish(State { op, inputs, outputs: others }, y)
+            prep.finish(FusedState { op, inputs, outputs: others }, y)
         }
         OpsKind::UnTracked(prep) => prep.finish(y),
     }
@@ -51,7 +51,7 @@ fn node_of<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
 
 /// State of a node. Inputs are checkpointed like Burn's: gradient checkpointing may recompute them.
 #[derive(Clone, Debug)]
-struct State<B: Float8Backend, const N: usize> {
+struct FusedState<B: Float8Backend, const N: usize> {
     op: Fused<B>,
     inputs: [NodeId; N],
     /// All outputs of forward, if backward reads them.
@@ -62,11 +62,11 @@ struct State<B: Float8Backend, const N: usize> {
 struct Node;
 
 impl<B: Float8Backend, const N: usize> Backward<B, N> for Node {
-    type State = State<B, N>;
+    type State = FusedState<B, N>;
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let State { op, inputs, outputs } = ops.state;
+        let FusedState { op, inputs, outputs } = ops.state;
         let inputs = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
         let timer = operation(op.names()[1]);
         let gradients = B::fused(&op, &inputs, Some(&FusedBackward { outputs: &outputs, dy: &dy }));

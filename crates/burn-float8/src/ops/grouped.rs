@@ -69,7 +69,7 @@ pub(super) type PaddedCopy<B> = (Arc<Fp8Copy<B>>, Padding<B>);
 
 /// State of a grouped linear's node for its backward.
 #[derive(Clone)]
-pub(super) struct Saved<B: Float8Backend> {
+pub(super) struct SavedGrouped<B: Float8Backend> {
     used: Use<B>,
     pub(super) x: SavedInput<PaddedCopy<B>>,
     /// Kept if x wants a gradient.
@@ -79,7 +79,7 @@ pub(super) struct Saved<B: Float8Backend> {
     statistics: ForwardStatistics<B>,
 }
 
-impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
+impl<B: Float8Backend> core::fmt::Debug for SavedGrouped<B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:?} of {:?}", self.used, self.dims)
     }
@@ -91,7 +91,7 @@ pub(super) fn forward<B: Float8Backend>(
     w: &Float8Tensor<B>,
     ends: IntTensor<B>,
     wanted: Wanted,
-) -> (FloatTensor<B>, Option<Saved<B>>) {
+) -> (FloatTensor<B>, Option<SavedGrouped<B>>) {
     let (dims, used) = (Dims::of(x, w), Use::of(x, w, None, false));
     let (dtype, mut statistics) = (used.dtypes.x, ForwardStatistics::default());
     let call = dims.call(&used, Gemm::Fprop);
@@ -137,18 +137,18 @@ pub(super) fn forward<B: Float8Backend>(
         }
     };
     let w = wanted.x.then(|| w.clone());
-    (y, Some(Saved { x: saved_input, w, ends, dims, statistics, used }))
+    (y, Some(SavedGrouped { x: saved_input, w, ends, dims, statistics, used }))
 }
 
 /// Wanted gradients of x and w. `x` is the tensor itself if forward kept it.
 pub(super) fn backward<B: Float8Backend>(
-    saved: Saved<B>,
+    saved: SavedGrouped<B>,
     dy: FloatTensor<B>,
     x: Option<FloatTensor<B>>,
     wanted: Wanted,
 ) -> [Option<FloatTensor<B>>; 2] {
     clear_shared_input_casts();
-    let Saved { used, x: saved_input, w, ends, dims, statistics } = saved;
+    let SavedGrouped { used, x: saved_input, w, ends, dims, statistics } = saved;
     let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, used.dtypes.x));
     statistics.count(&used.layer, &used.device);
     let dx = w.filter(|_| wanted.x).map(|w| dgrad(&used, &w, &dy, ends.clone(), dims));

@@ -66,7 +66,7 @@ impl<T> SavedInput<T> {
 
 /// State of a linear's node for its backward.
 #[derive(Clone)]
-pub(super) struct Saved<B: Float8Backend> {
+pub(super) struct SavedLinear<B: Float8Backend> {
     used: Use<B>,
     pub(super) x: SavedInput<Arc<Fp8Copy<B>>>,
     /// Kept if x wants a gradient.
@@ -77,7 +77,7 @@ pub(super) struct Saved<B: Float8Backend> {
     statistics: ForwardStatistics<B>,
 }
 
-impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
+impl<B: Float8Backend> core::fmt::Debug for SavedLinear<B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:?} of {:?} and {:?}", self.used, self.x_shape, &self.dims[1..])
     }
@@ -126,7 +126,7 @@ pub(super) fn forward<B: Float8Backend>(
     w: &Float8Tensor<B>,
     bias: Option<FloatTensor<B>>,
     wanted: Wanted,
-) -> (FloatTensor<B>, Option<Saved<B>>) {
+) -> (FloatTensor<B>, Option<SavedLinear<B>>) {
     let used = Use::of(x, w, bias.as_ref().map(|bias| bias.dtype()), wanted.evaluates);
     let tokens = Tokens::<B>::of(&used.layer);
     let (x_shape, [k, n], dtype) = (x.shape(), matrix(&w.whole_shape()), used.dtypes.x);
@@ -186,18 +186,18 @@ pub(super) fn forward<B: Float8Backend>(
         }
     }
     let w = wanted.x.then(|| w.clone());
-    (y, Some(Saved { x: saved_input, w, x_shape, dims: [m, k, n], statistics, used }))
+    (y, Some(SavedLinear { x: saved_input, w, x_shape, dims: [m, k, n], statistics, used }))
 }
 
 /// Wanted gradients of x, w and b. `x` is the tensor itself if forward kept it.
 pub(super) fn backward<B: Float8Backend>(
-    saved: Saved<B>,
+    saved: SavedLinear<B>,
     dy: FloatTensor<B>,
     x: Option<FloatTensor<B>>,
     wanted: Wanted,
 ) -> [Option<FloatTensor<B>>; 3] {
     clear_shared_input_casts();
-    let Saved { used, x: saved_input, w, x_shape, dims, statistics } = saved;
+    let SavedLinear { used, x: saved_input, w, x_shape, dims, statistics } = saved;
     let dy = GradOutput::<B> { own: Float8Tensor::new(in_dtype::<B>(dy, used.dtypes.x)), all: OnceCell::new() };
     statistics.count(&used.layer, &used.device);
     let dx = w.filter(|_| wanted.x).map(|w| {

@@ -99,12 +99,13 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     fn fp8_grouped_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, ends: IntTensor<B>) -> FloatTensor<Self> {
         let run = |wanted| grouped::forward(&x.plain(), &w.plain(), ends.clone(), wanted);
         let wanted = Wanted { x: x.full().is_tracked(), w: w.full().is_tracked(), ..Wanted::default() };
-        match GroupedLinear.prepare::<C>([x.full().node.clone(), w.full().node.clone()]).compute_bound().stateful() {
+        match GroupedLinearNode.prepare::<C>([x.full().node.clone(), w.full().node.clone()]).compute_bound().stateful()
+        {
             OpsKind::Tracked(mut prep) => {
                 let (y, saved) = run(wanted);
                 let saved = saved.expect("a gradient is wanted");
                 let x = saved.x.is_full().then(|| prep.checkpoint(x.full()));
-                prep.finish(State { saved, x }, y)
+                prep.finish(LinearState { saved, x }, y)
             }
             OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
         }
@@ -122,7 +123,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         let (plain, dtype) = (weight.plain(), weight.dtype());
         let Some(layer) = full_tensor::sourced(&plain) else { return weight };
         let whole = plain.into_whole(dtype);
-        Float8Tensor::new(match FullTensor.prepare::<C>([weight.into_full().node]).compute_bound().stateful() {
+        Float8Tensor::new(match FullTensorNode.prepare::<C>([weight.into_full().node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(layer, whole),
             OpsKind::UnTracked(prep) => prep.finish(whole),
         })
@@ -130,7 +131,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 
     fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>) -> FloatTensor<Self> {
         let all = gather::<B>(part_of(layer), x.primitive);
-        match ParallelTokens.prepare::<C>([x.node]).compute_bound().stateful() {
+        match ParallelTokensNode.prepare::<C>([x.node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(layer.clone(), all),
             OpsKind::UnTracked(prep) => prep.finish(all),
         }
@@ -143,7 +144,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let vocabulary = Vocabulary::<B>::new(layer, &logits.primitive, targets);
         let (y, log_sums) = vocabulary.log_likelihood(logits.primitive.clone());
-        match ParallelLogLikelihood.prepare::<C>([logits.node.clone()]).compute_bound().stateful() {
+        match ParallelLogLikelihoodNode.prepare::<C>([logits.node.clone()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
                 let logits = prep.checkpoint(&logits);
                 prep.finish((vocabulary, log_sums, logits), y)
@@ -154,7 +155,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 
     fn expert_rows(rows: FloatTensor<Self>, route: &Arc<Route<B>>, direction: Direction) -> FloatTensor<Self> {
         let moved = route.apply(rows.primitive, direction);
-        match ExpertRows.prepare::<C>([rows.node]).compute_bound().stateful() {
+        match ExpertRowsNode.prepare::<C>([rows.node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((route.clone(), direction.reversed()), moved),
             OpsKind::UnTracked(prep) => prep.finish(moved),
         }
@@ -162,8 +163,8 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 
     fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<B>) -> FloatTensor<Self> {
         let y = embedding::forward(weights.plain(), indices.clone());
-        let table = embedding::Table::of(&weights.plain());
-        match Embedding.prepare::<C>([weights.into_full().node]).compute_bound().stateful() {
+        let table = embedding::SavedTable::of(&weights.plain());
+        match EmbeddingNode.prepare::<C>([weights.into_full().node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((table, indices), y),
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
@@ -187,7 +188,7 @@ fn is_trained<B: Float8Backend, C: CheckpointStrategy>(w: &Float8Tensor<Autodiff
 /// Node state of a linear, grouped or not. x is checkpointed like the input of Burn's linear:
 /// gradient checkpointing may recompute it.
 #[derive(Clone, Debug)]
-struct State<S> {
+struct LinearState<S> {
     saved: S,
     x: Option<NodeId>,
 }
@@ -215,18 +216,18 @@ fn linear_node<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
             let (y, saved) = run(wanted);
             let saved = saved.expect("a gradient is wanted");
             let x = saved.x.is_full().then(|| prep.checkpoint(x.full()));
-            prep.finish(State { saved, x }, y)
+            prep.finish(LinearState { saved, x }, y)
         }
         OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
     }
 }
 
 impl<B: Float8Backend, const N: usize> Backward<B, N> for LinearNode<N> {
-    type State = State<linear::Saved<B>>;
+    type State = LinearState<linear::SavedLinear<B>>;
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let State { saved, x } = ops.state;
+        let LinearState { saved, x } = ops.state;
         let x = x.map(|id| checkpointer.retrieve_node_output(id));
         let parents = [0, 1, 2].map(|i| ops.parents.get(i).and_then(Option::as_ref).map(|node| node.id));
         let [wants_x, wants_w, wants_bias] = parents.map(|parent| parent.is_some());
@@ -236,14 +237,14 @@ impl<B: Float8Backend, const N: usize> Backward<B, N> for LinearNode<N> {
 }
 
 #[derive(Debug)]
-struct GroupedLinear;
+struct GroupedLinearNode;
 
-impl<B: Float8Backend> Backward<B, 2> for GroupedLinear {
-    type State = State<grouped::Saved<B>>;
+impl<B: Float8Backend> Backward<B, 2> for GroupedLinearNode {
+    type State = LinearState<grouped::SavedGrouped<B>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let State { saved, x } = ops.state;
+        let LinearState { saved, x } = ops.state;
         let x = x.map(|id| checkpointer.retrieve_node_output(id));
         let parents = ops.parents.map(|node| node.map(|node| node.id));
         let wanted = Wanted { x: parents[0].is_some(), w: parents[1].is_some(), ..Wanted::default() };
@@ -252,9 +253,9 @@ impl<B: Float8Backend> Backward<B, 2> for GroupedLinear {
 }
 
 #[derive(Debug)]
-struct FullTensor;
+struct FullTensorNode;
 
-impl<B: Float8Backend> Backward<B, 1> for FullTensor {
+impl<B: Float8Backend> Backward<B, 1> for FullTensorNode {
     type State = Arc<Layer>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -266,9 +267,9 @@ impl<B: Float8Backend> Backward<B, 1> for FullTensor {
 }
 
 #[derive(Debug)]
-struct ParallelTokens;
+struct ParallelTokensNode;
 
-impl<B: Float8Backend> Backward<B, 1> for ParallelTokens {
+impl<B: Float8Backend> Backward<B, 1> for ParallelTokensNode {
     type State = Arc<Layer>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -280,9 +281,9 @@ impl<B: Float8Backend> Backward<B, 1> for ParallelTokens {
 }
 
 #[derive(Debug)]
-struct ExpertRows;
+struct ExpertRowsNode;
 
-impl<B: Float8Backend> Backward<B, 1> for ExpertRows {
+impl<B: Float8Backend> Backward<B, 1> for ExpertRowsNode {
     /// Way of the gradients.
     type State = (Arc<Route<B>>, Direction);
 
@@ -296,9 +297,9 @@ impl<B: Float8Backend> Backward<B, 1> for ExpertRows {
 }
 
 #[derive(Debug)]
-struct ParallelLogLikelihood;
+struct ParallelLogLikelihoodNode;
 
-impl<B: Float8Backend> Backward<B, 1> for ParallelLogLikelihood {
+impl<B: Float8Backend> Backward<B, 1> for ParallelLogLikelihoodNode {
     /// Vocabulary, logarithms of the sums of all exponentials, and the node of the logits.
     type State = (Vocabulary<B>, FloatTensor<B>, NodeId);
 
@@ -313,10 +314,10 @@ impl<B: Float8Backend> Backward<B, 1> for ParallelLogLikelihood {
 }
 
 #[derive(Debug)]
-struct Embedding;
+struct EmbeddingNode;
 
-impl<B: Float8Backend> Backward<B, 1> for Embedding {
-    type State = (embedding::Table<B>, IntTensor<B>);
+impl<B: Float8Backend> Backward<B, 1> for EmbeddingNode {
+    type State = (embedding::SavedTable<B>, IntTensor<B>);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);

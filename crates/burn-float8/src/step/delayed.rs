@@ -48,7 +48,7 @@ impl<B: Float8Backend> Observation<B> {
 /// Histories of all casts of an applied configuration on one device.
 #[derive(Default)]
 pub(crate) struct Histories<B: Float8Backend> {
-    tables: Vec<(DelayedScaling, Table<B>)>,
+    tables: Vec<(DelayedScaling, HistoryTable<B>)>,
     without_backward: WithoutBackward<B>,
     /// Number of the last step with an amax of each layer.
     told_in: HashMap<String, u64>,
@@ -58,7 +58,7 @@ pub(crate) struct Histories<B: Float8Backend> {
 
 /// Histories with the same parameters.
 #[derive(Default)]
-struct Table<B: Float8Backend> {
+struct HistoryTable<B: Float8Backend> {
     rows: Vec<Row<B>>,
     places: HashMap<(String, Role), usize>,
     /// `[capacity]`: the largest amax of each row observed in the current step. Entries of other
@@ -192,9 +192,9 @@ impl<B: Float8Backend> Histories<B> {
         }
     }
 
-    fn table(&mut self, scaling: DelayedScaling) -> &mut Table<B> {
+    fn table(&mut self, scaling: DelayedScaling) -> &mut HistoryTable<B> {
         let i = self.tables.iter().position(|(s, _)| *s == scaling).unwrap_or_else(|| {
-            self.tables.push((scaling, Table::default()));
+            self.tables.push((scaling, HistoryTable::default()));
             self.tables.len() - 1
         });
         &mut self.tables[i].1
@@ -246,7 +246,7 @@ impl<B: Float8Backend> Histories<B> {
     }
 }
 
-impl<B: Float8Backend> Table<B> {
+impl<B: Float8Backend> HistoryTable<B> {
     fn place(&mut self, TrackedCast { layer, role, initial, .. }: &TrackedCast) -> usize {
         let (next, role, initial) = (self.rows.len(), *role, *initial);
         let place = *self.places.entry((layer.clone(), role)).or_insert(next);

@@ -10,9 +10,9 @@ use crate::error::ShardError;
 /// dropped without [`wait`](Self::wait) completes in the background during later collectives; other
 /// ranks see no difference.
 #[must_use = "a collective's errors, and its result, come from `wait`"]
-pub struct Pending<T>(State<T>);
+pub struct Pending<T>(PendingState<T>);
 
-enum State<T> {
+enum PendingState<T> {
     Ready(T),
     #[cfg(feature = "mpi")]
     Flight(Box<dyn Flight<T>>),
@@ -27,12 +27,12 @@ pub(crate) trait Flight<T>: Send {
 
 impl<T> Pending<T> {
     pub(crate) fn ready(value: T) -> Self {
-        Self(State::Ready(value))
+        Self(PendingState::Ready(value))
     }
 
     #[cfg(feature = "mpi")]
     pub(crate) fn flight(flight: impl Flight<T> + 'static) -> Self {
-        Self(State::Flight(Box::new(flight)))
+        Self(PendingState::Flight(Box::new(flight)))
     }
 
     /// Waits for the result.
@@ -42,9 +42,9 @@ impl<T> Pending<T> {
     /// after one of them.
     pub fn wait(self) -> Result<T, ShardError> {
         match self.0 {
-            State::Ready(value) => Ok(value),
+            PendingState::Ready(value) => Ok(value),
             #[cfg(feature = "mpi")]
-            State::Flight(flight) => flight.land(),
+            PendingState::Flight(flight) => flight.land(),
         }
     }
 }
@@ -52,9 +52,9 @@ impl<T> Pending<T> {
 impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            State::Ready(_) => "Pending(ready)",
+            PendingState::Ready(_) => "Pending(ready)",
             #[cfg(feature = "mpi")]
-            State::Flight(_) => "Pending(in flight)",
+            PendingState::Flight(_) => "Pending(in flight)",
         })
     }
 }

@@ -23,14 +23,14 @@ pub(super) struct Joined<B: Backend> {
     shards: Shards,
     /// This rank's operand, which provides everything that is not gathered.
     shard: DeviceOperand<B>,
-    codes: Part,
+    codes: JoinedPart,
     /// None if every rank has the same scales.
-    scales: Option<Part>,
+    scales: Option<JoinedPart>,
 }
 
 /// Rows and words per row, of each rank and of the whole.
 #[derive(Clone, Copy)]
-struct Part {
+struct JoinedPart {
     shard: [usize; 2],
     whole: [usize; 2],
 }
@@ -43,7 +43,7 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
             ShardedAxis::Rows => [len, shard.layout.k],
             ShardedAxis::Contraction => [rows, len],
         });
-        let part = |words: &dyn Fn([usize; 2]) -> [usize; 2]| Part { shard: words(own), whole: words(whole) };
+        let part = |words: &dyn Fn([usize; 2]) -> [usize; 2]| JoinedPart { shard: words(own), whole: words(whole) };
         let of_scales = |[rows, k]: [usize; 2]| match granularity {
             // Scales in rows of tiles; a chunk holds whole tiles.
             Granularity::Block1x32 => {
@@ -74,7 +74,7 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
     pub(super) fn join(self, gathered: Vec<CubeTensor<R>>) -> DeviceOperand<B> {
         let axis = self.shards.axis;
         let mut gathered = gathered.into_iter();
-        let mut next = |part: Part| gathered.next().map(|all| joined(all, axis, part));
+        let mut next = |part: JoinedPart| gathered.next().map(|all| joined(all, axis, part));
         let codes = next(self.codes).expect("codes of all ranks");
         let k = match axis {
             ShardedAxis::Rows => self.shard.layout.k,
@@ -89,7 +89,11 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
     }
 }
 
-fn joined<R: CubeRuntime>(all: CubeTensor<R>, axis: ShardedAxis, Part { shard, whole }: Part) -> CubeTensor<R> {
+fn joined<R: CubeRuntime>(
+    all: CubeTensor<R>,
+    axis: ShardedAxis,
+    JoinedPart { shard, whole }: JoinedPart,
+) -> CubeTensor<R> {
     let ([h, w], ranks) = (shard, all.shape()[0]);
     match axis {
         ShardedAxis::Rows => {

@@ -102,17 +102,17 @@ pub(super) fn too_large(_: fmt::Error) -> Error {
 
 /// Text of bounded length.
 #[derive(Default)]
-pub(super) struct Text(String);
+pub(super) struct PythonText(String);
 
-impl Write for Text {
+impl Write for PythonText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0.push_str(text);
         if self.0.len() > TEXT { Err(fmt::Error) } else { Ok(()) }
     }
 }
 
-impl From<Text> for String {
-    fn from(Text(text): Text) -> Self {
+impl From<PythonText> for String {
+    fn from(PythonText(text): PythonText) -> Self {
         text
     }
 }
@@ -134,12 +134,12 @@ struct Style {
 
 impl Style {
     fn text(&self, value: &Value) -> Result<String, Error> {
-        let mut text = Text::default();
+        let mut text = PythonText::default();
         self.write(&mut text, value, 0).map_err(too_large)?;
         Ok(text.0)
     }
 
-    fn write(&self, out: &mut Text, value: &Value, depth: usize) -> fmt::Result {
+    fn write(&self, out: &mut PythonText, value: &Value, depth: usize) -> fmt::Result {
         let is_json = self.json.is_some();
         let [open, close] = match value.kind() {
             ValueKind::Map => ['{', '}'],
@@ -180,14 +180,14 @@ impl Style {
         out.write_char(close)
     }
 
-    fn new_line(&self, out: &mut Text, depth: usize) -> fmt::Result {
+    fn new_line(&self, out: &mut PythonText, depth: usize) -> fmt::Result {
         match &self.indent {
             Some(indent) => write!(out, "\n{}", indent.repeat(depth)),
             None => Ok(()),
         }
     }
 
-    fn write_single(&self, out: &mut Text, value: &Value) -> fmt::Result {
+    fn write_single(&self, out: &mut PythonText, value: &Value) -> fmt::Result {
         if let Some(text) = value.as_str() {
             return match &self.json {
                 Some(Json { is_ascii, .. }) => write_json_text(out, text, *is_ascii),
@@ -209,7 +209,7 @@ impl Style {
     }
 }
 
-fn write_json_text(out: &mut Text, text: &str, is_ascii: bool) -> fmt::Result {
+fn write_json_text(out: &mut PythonText, text: &str, is_ascii: bool) -> fmt::Result {
     let quoted = serde_json::to_string(text).map_err(|_| fmt::Error)?;
     if !is_ascii {
         return out.write_str(&quoted);
@@ -221,7 +221,7 @@ fn write_json_text(out: &mut Text, text: &str, is_ascii: bool) -> fmt::Result {
     })
 }
 
-fn write_quoted(out: &mut Text, text: &str) -> fmt::Result {
+fn write_quoted(out: &mut PythonText, text: &str) -> fmt::Result {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.write_char(quote)?;
     for c in text.chars() {
@@ -269,7 +269,7 @@ pub(super) fn join(
     separator: &Value,
     attribute: Option<&str>,
 ) -> Result<String, Error> {
-    let (separator, mut text) = (str(separator)?, Text::default());
+    let (separator, mut text) = (str(separator)?, PythonText::default());
     for (i, item) in list.try_iter()?.enumerate() {
         state.consume_fuel(1)?;
         let item = attribute.map_or(Ok(item.clone()), |name| item.get_attr(name))?;

@@ -6,12 +6,12 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Written;
+use super::LengthText;
 
 /// Optimizer steps of a run, given as a number or as epochs: `"3 epochs"`. Epochs have no steps
 /// until [`resolve`](Self::resolve).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "Written", into = "Written")]
+#[serde(try_from = "LengthText", into = "LengthText")]
 #[schemars(inline)]
 pub struct StepCount {
     steps: usize,
@@ -74,18 +74,18 @@ impl FromStr for StepCount {
     }
 }
 
-impl TryFrom<Written> for StepCount {
+impl TryFrom<LengthText> for StepCount {
     type Error = NoLength;
 
-    fn try_from(written: Written) -> Result<Self, NoLength> {
+    fn try_from(written: LengthText) -> Result<Self, NoLength> {
         match written {
-            Written::Number(steps) => Ok(steps.into()),
-            Written::Text(text) => text.parse(),
+            LengthText::Number(steps) => Ok(steps.into()),
+            LengthText::Text(text) => text.parse(),
         }
     }
 }
 
-impl From<StepCount> for Written {
+impl From<StepCount> for LengthText {
     fn from(length: StepCount) -> Self {
         match length.epochs {
             Some(_) => Self::Text(length.to_string()),

@@ -28,7 +28,7 @@ pub struct LoraSection {
     /// Linears that get adapters, by the end of their names: `q_proj` selects it in every layer.
     /// `all-linear` selects all except `lm_head`. A single name needs no list.
     #[serde(deserialize_with = "one_or_more")]
-    #[schemars(with = "Names")]
+    #[schemars(with = "OneOrMore")]
     pub target_modules: Vec<String>,
     /// Overrides of `rank`, by the end of a linear's name. The longest match counts.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -49,7 +49,7 @@ pub struct LoraSection {
 /// A list of names, or one.
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a list of names, or one")]
-enum Names {
+enum OneOrMore {
     /// One name.
     One(String),
     /// Several names.
@@ -57,9 +57,9 @@ enum Names {
 }
 
 fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    Ok(match Names::deserialize(deserializer)? {
-        Names::One(name) => vec![name],
-        Names::More(names) => names,
+    Ok(match OneOrMore::deserialize(deserializer)? {
+        OneOrMore::One(name) => vec![name],
+        OneOrMore::More(names) => names,
     })
 }
 

@@ -66,7 +66,7 @@ pub enum ConfigError {
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected an integer of 0 or more, or a text")]
 #[schemars(inline)]
-enum Written {
+enum LengthText {
     /// Steps.
     Number(usize),
     /// Epochs: `"3 epochs"`.

@@ -25,7 +25,7 @@ const MAX_HASHED: u64 = 1 << 30;
 
 /// Manifest of a cache folder.
 #[derive(Serialize, Deserialize)]
-struct Manifest {
+struct CacheManifest {
     /// Data that it was made from, as listed by `cache`.
     of: String,
     /// SHA-256 of the tokens, or of samples of them.
@@ -58,12 +58,12 @@ pub(super) fn entry(
         let sha256 =
             digest::of_file_or_samples(&partial.join(TOKENS), MAX_HASHED).with_context(cannot_write(partial))?;
         let path = partial.join(MANIFEST);
-        atomic::replace_json(&path, &Manifest { of, sha256 }).with_context(cannot_write(&path))
+        atomic::replace_json(&path, &CacheManifest { of, sha256 }).with_context(cannot_write(&path))
     })?;
     Ok((folder, false))
 }
 
-fn manifest(folder: &Path) -> Option<Manifest> {
+fn manifest(folder: &Path) -> Option<CacheManifest> {
     serde_json::from_slice(&files::read(&folder.join(MANIFEST)).ok()?).ok()
 }
 

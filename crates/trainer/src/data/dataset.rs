@@ -14,7 +14,7 @@ use super::position::SourceState;
 use super::scan::FileState;
 use super::sequences::{Stream, TrainSequences};
 use super::source::Selection;
-use super::split_stream::Part;
+use super::split_stream::StreamPart;
 use super::token_file::TokenFile;
 use super::tokenize::{TOKENS, tokenize};
 use super::{DataSource, Format, LeftOut, cannot_write, join, no_targets};
@@ -67,7 +67,7 @@ pub enum Validation<'a> {
 #[derive(Debug)]
 pub struct Dataset {
     /// Training sources, and validation sources, which have only validation parts.
-    sources: Vec<Source>,
+    sources: Vec<TokenizedSource>,
     num_training: usize,
     formats: BTreeMap<Format, usize>,
     left: LeftOut,
@@ -79,13 +79,13 @@ pub struct Dataset {
 
 /// Tokenized source.
 #[derive(Debug)]
-struct Source {
+struct TokenizedSource {
     paths: Vec<PathBuf>,
     weight: Option<f64>,
     /// State with the default packing.
     state: SourceState,
     /// Training part and validation part of each token file.
-    parts: Vec<[Arc<Part>; 2]>,
+    parts: Vec<[Arc<StreamPart>; 2]>,
 }
 
 const TRAIN: usize = 0;
@@ -135,7 +135,7 @@ impl Dataset {
         }
         let parts =
             |which| dataset.sources.iter().flat_map(move |source| source.parts.iter().map(move |part| &part[which]));
-        let whole = |part: &Arc<Part>| part.num_documents() - u64::from(part.begins_within);
+        let whole = |part: &Arc<StreamPart>| part.num_documents() - u64::from(part.begins_within);
         dataset.size = DatasetSize {
             files: dataset.formats.values().sum(),
             train_tokens: parts(TRAIN).map(|part| part.len).sum(),
@@ -152,7 +152,7 @@ impl Dataset {
         (tokenizer, template): (&Tokenizer, Option<&ChatTemplate>),
         cache: &Path,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Source> {
+    ) -> Result<TokenizedSource> {
         let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
         let name = source.paths.iter().map(absolute);
         let name =
@@ -196,7 +196,7 @@ impl Dataset {
             opened.push(TokenFile::open(&file.path, file.taken, tokenizer)?);
         }
         let has_mask = opened.iter().any(TokenFile::has_mask);
-        let parts = opened.into_iter().map(|file| Ok(Part::both(file, validation_split)?.map(Arc::new)));
+        let parts = opened.into_iter().map(|file| Ok(StreamPart::both(file, validation_split)?.map(Arc::new)));
         let parts = parts.collect::<Result<_>>()?;
         let state = SourceState {
             fingerprint: fingerprint(FINGERPRINT_VERSION, validation_split, &files.iter().collect::<Vec<_>>()),
@@ -208,7 +208,7 @@ impl Dataset {
             num_files: files.len(),
             files: SourceState::list_files(&files),
         };
-        Ok(Source { paths: source.paths.clone(), weight: source.weight, state, parts })
+        Ok(TokenizedSource { paths: source.paths.clone(), weight: source.weight, state, parts })
     }
 
     /// Sequences of the training or validation parts of a source, and their packing.
@@ -218,9 +218,9 @@ impl Dataset {
         which: usize,
         shape: SequenceShape,
     ) -> Result<(Vec<(usize, Sequences)>, Packing)> {
-        let Source { parts, state, .. } = &self.sources[number];
+        let TokenizedSource { parts, state, .. } = &self.sources[number];
         let packing = shape.packing.unwrap_or(state.packing);
-        let sequences = |part: &Arc<Part>| Sequences::new(part.clone(), packing, shape.seq_len, self.padding);
+        let sequences = |part: &Arc<StreamPart>| Sequences::new(part.clone(), packing, shape.seq_len, self.padding);
         let sequences = parts.iter().map(|part| Ok((number, sequences(&part[which])?)));
         Ok((sequences.collect::<Result<_>>()?, packing))
     }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::split_stream::Part;
+use super::split_stream::StreamPart;
 
 /// How documents are packed into sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -40,7 +40,7 @@ pub struct Sequence {
 /// Sequences of a part. Each has a target that counts.
 #[derive(Debug)]
 pub(super) struct Sequences {
-    pub(super) part: Arc<Part>,
+    pub(super) part: Arc<StreamPart>,
     /// Begin and end of each sequence. `None` if the sequences are all windows of the part.
     ranges: Option<Vec<[u64; 2]>>,
     pub(super) size: SequencesSize,
@@ -64,7 +64,7 @@ pub(super) struct SequencesSize {
 
 impl Sequences {
     /// Makes the sequences of a part: windows, which have every target once, or whole documents.
-    pub(super) fn new(part: Arc<Part>, packing: Packing, seq_len: usize, padding: u32) -> Result<Self> {
+    pub(super) fn new(part: Arc<StreamPart>, packing: Packing, seq_len: usize, padding: u32) -> Result<Self> {
         let (len, targets) = (seq_len as u64, part.len.saturating_sub(1));
         let count = targets.div_ceil(len);
         if packing == Packing::Wrapped && !part.has_mask() {
@@ -115,7 +115,7 @@ impl Sequences {
 }
 
 /// Range of window `i`, which begins with the last token of the previous window.
-fn window(part: &Part, seq_len: u64, i: u64) -> Range<u64> {
+fn window(part: &StreamPart, seq_len: u64, i: u64) -> Range<u64> {
     let begin = i * seq_len;
     begin..part.len.min(begin + seq_len + 1)
 }
@@ -124,7 +124,7 @@ fn window(part: &Part, seq_len: u64, i: u64) -> Range<u64> {
 ///
 /// A document longer than a sequence is cut. Each piece begins with the last token of the previous
 /// one, so that every token except the first is a target. Returns the number of such documents.
-fn pack(part: &Part, seq_len: u64, mut emit: impl FnMut(Range<u64>) -> Result<()>) -> Result<u64> {
+fn pack(part: &StreamPart, seq_len: u64, mut emit: impl FnMut(Range<u64>) -> Result<()>) -> Result<u64> {
     let (mut open, mut cut) = (0..0, 0);
     part.each_document(|document| {
         if document.end - open.start > seq_len + 1 {

@@ -1,4 +1,4 @@
-//! [`Part`]: training or validation part of a token file, as one stream of tokens. It knows where
+//! [`StreamPart`]: training or validation part of a token file, as one stream of tokens. It knows where
 //! documents begin and which targets the loss counts.
 
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::token_file::TokenFile;
 
 /// Stream of tokens.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct StreamPart {
     /// Length in tokens.
     pub(super) len: u64,
     /// Number of tokens that the loss counts.
@@ -32,7 +32,7 @@ pub(super) struct Window {
     pub(super) mask: Option<Vec<bool>>,
 }
 
-impl Part {
+impl StreamPart {
     /// Splits a file into its training part and its validation part. The validation part has documents
     /// with the share `fraction` of the tokens.
     pub(super) fn both(file: TokenFile, fraction: f64) -> Result<[Self; 2]> {

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use safetensors::Dtype;
 
 use super::checkpoint::{Checkpoint, RepeatedHead};
-use super::float8::Plan;
+use super::float8::Float8Plan;
 use super::float8_export::Float8Export;
 use super::parameters::{Parameter, parameters, read};
 use super::{files, json, names};
@@ -83,7 +83,7 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     // Refuses a model that Hugging Face has no names for.
     config.to_hf()?;
     let plan = float8.map(|float8| float8.plan(config)).transpose()?;
-    let quantization = plan.as_ref().map(Plan::to_json);
+    let quantization = plan.as_ref().map(Float8Plan::to_json);
     let config = json::to_json(config, dtype.format().0, quantization, source.as_deref())?;
     create_folder(folder, |folder| -> Result<()> {
         let write = |name: &str, text: &str| {

@@ -7,7 +7,7 @@ use burn_float8::{Float8Config, Float8State};
 use safetensors::Dtype;
 
 use super::checkpoint::{Checkpoint, linears};
-use super::float8::{Plan, Planned, Scheme, check_finite, quantize};
+use super::float8::{Float8Plan, Planned, Scheme, check_finite, quantize};
 use super::names;
 use super::parameters::Parameter;
 use crate::model::ModelConfig;
@@ -50,12 +50,12 @@ impl<'a> Float8Export<'a> {
     }
 
     /// Plans which linears of a model of this configuration are written in FP8.
-    pub(super) fn plan<C: ModelConfig>(&self, config: &C) -> Result<Plan<'_>> {
-        Plan::new(self, &linears(&config.hf_tensors("".as_ref())?), config.fused_linears())
+    pub(super) fn plan<C: ModelConfig>(&self, config: &C) -> Result<Float8Plan<'_>> {
+        Float8Plan::new(self, &linears(&config.hf_tensors("".as_ref())?), config.fused_linears())
     }
 }
 
-impl Plan<'_> {
+impl Float8Plan<'_> {
     /// Tensors of one of all `parameters` in FP8; `None` if it stays in high precision.
     pub(super) fn tensors<'t>(
         &'t self,

@@ -22,7 +22,7 @@ use super::build_model::compute_dtype;
 use super::config::RunConfig;
 use super::device_memory::{available, check_parameters, size, unit};
 use super::memory_plan::plan;
-use crate::activation_checkpoint::Plan;
+use crate::activation_checkpoint::CheckpointingPlan;
 use crate::config::StorageDtype;
 use crate::model::{BatchShape, CausalLm, LayerBytes, ModelConfig, ModelSection};
 use crate::optimizer::AT_ONCE;
@@ -189,7 +189,7 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     let frozen = dims.layer_bytes(&BatchShape { linear_input: 0.0, ..shape });
 
     // Layers with a graph at once, and kept inputs of the others.
-    let schedule = Plan::new(training, Some(size.vocab_size));
+    let schedule = CheckpointingPlan::new(training, Some(size.vocab_size));
     let (graphs, inputs) = match schedule.group() {
         None => (size.num_layers.saturating_sub(trained.first), 0),
         Some(group) => (group.min(size.num_layers), size.num_layers.div_ceil(group)),

@@ -15,7 +15,7 @@ use crate::freeze;
 use crate::model::{CausalLm, MAX_TENSOR_BITS, ModelConfig, ModelSection, elements};
 
 /// Trained parts of a model. Adapters are in every layer and not part of these.
-pub(super) struct Trained {
+pub(super) struct TrainedParts {
     /// First layer with a graph if there is no activation checkpointing; nothing below it is
     /// trained.
     pub(super) first: usize,
@@ -34,7 +34,7 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     mesh: Mesh,
     compute: DType,
     device: &B::Device,
-) -> Result<(ShardPlan, Trained)> {
+) -> Result<(ShardPlan, TrainedParts)> {
     let RunConfig { training, optimizer, parallelism, lora, .. } = config;
     let dtypes = PlanDtypes {
         compute,
@@ -49,8 +49,8 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     }
     // Position tables are not parameters, so their length does not matter.
     let model = M::new(dims.clone().with_max_seq_len(1), device)?;
-    let (mut patterns, mut frozen) = (freeze::Trained::new(training)?, HashSet::new());
-    let mut trained = Trained { first: usize::MAX, layers: 0, embedding: false, output: false };
+    let (mut patterns, mut frozen) = (freeze::TrainedParameters::new(training)?, HashSet::new());
+    let mut trained = TrainedParts { first: usize::MAX, layers: 0, embedding: false, output: false };
     // Bytes of trained parameters by layer, and outside of layers.
     let (mut layers, mut outside) = (BTreeMap::<usize, u64>::new(), 0);
     visit_params::<B, _>(&model, |param| {
@@ -109,7 +109,7 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
                 Some(of_codes.map(|(linear, _)| (linear.k * linear.n) as u64).sum())
             }
         };
-        trained = Trained { first: 0, embedding: false, output: false, ..trained };
+        trained = TrainedParts { first: 0, embedding: false, output: false, ..trained };
         plan = with_adapters::<B, _>(plan, &model, lora, dtypes, codes)?;
     }
     Ok((plan, trained))

@@ -25,7 +25,7 @@ use crate::{Progress, ProgressLine};
 /// Files or seed of a model's parameters.
 pub struct Weights<'a, C> {
     dims: C,
-    source: Source<'a>,
+    source: WeightSource<'a>,
     training: &'a TrainingSection,
     /// Checkpoint of a run with frozen parameters; it contains only the trained ones.
     trained: Option<&'a SavedRun>,
@@ -42,7 +42,7 @@ struct Codes {
     values: DType,
 }
 
-enum Source<'a> {
+enum WeightSource<'a> {
     Saved(&'a SavedRun),
     HuggingFace(Checkpoint),
     Seed(u64),
@@ -79,9 +79,9 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             (None, false) => [None, saved],
         };
         let source = match (saved, config.model.hf_path()) {
-            (Some(saved), _) => Source::Saved(saved),
-            (None, Some(path)) => Source::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
-            (None, None) => Source::Seed(config.training.seed),
+            (Some(saved), _) => WeightSource::Saved(saved),
+            (None, Some(path)) => WeightSource::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
+            (None, None) => WeightSource::Seed(config.training.seed),
         };
         Ok(Self { dims, source, training, trained, codes: None, histories: None })
     }
@@ -102,7 +102,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     /// Hugging Face folder of the parameters, if any.
     pub(super) fn checkpoint(&self) -> Option<&Checkpoint> {
         match &self.source {
-            Source::HuggingFace(checkpoint) => Some(checkpoint),
+            WeightSource::HuggingFace(checkpoint) => Some(checkpoint),
             _ => None,
         }
     }
@@ -133,14 +133,16 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ) -> Result<M> {
         let model = M::new(self.dims, device)?;
         let model = match self.source {
-            Source::Saved(saved) => {
+            WeightSource::Saved(saved) => {
                 progress.track("loaded", out, |progress| saved.load_parameters(model, progress))??
             }
-            Source::HuggingFace(checkpoint) => progress.track("loaded", out, |progress| match &self.codes {
-                Some(Codes { float8, values }) => checkpoint.load_codes(model, float8, *values, progress),
-                None => checkpoint.load(model, progress),
-            })??,
-            Source::Seed(seed) => {
+            WeightSource::HuggingFace(checkpoint) => {
+                progress.track("loaded", out, |progress| match &self.codes {
+                    Some(Codes { float8, values }) => checkpoint.load_codes(model, float8, *values, progress),
+                    None => checkpoint.load(model, progress),
+                })??
+            }
+            WeightSource::Seed(seed) => {
                 progress.track("initialized", out, |progress| model.init_weights_with(seed, progress))?
             }
         };
@@ -191,9 +193,9 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         out: &mut dyn Write,
     ) -> Result<M> {
         let mut source = match &self.source {
-            Source::Saved(saved) => Values::Saved(saved.parameters()?),
-            Source::HuggingFace(checkpoint) => Values::HuggingFace(checkpoint),
-            Source::Seed(seed) => Values::Seed(&self.dims, *seed),
+            WeightSource::Saved(saved) => Values::Saved(saved.parameters()?),
+            WeightSource::HuggingFace(checkpoint) => Values::HuggingFace(checkpoint),
+            WeightSource::Seed(seed) => Values::Seed(&self.dims, *seed),
         };
         let mut trained = self.trained.map(SavedRun::parameters).transpose()?.map(Values::Saved);
         let mut parameters = Sharded::parameters::<B, _>(&model).into_iter();

@@ -7,7 +7,7 @@ use plotters::chart::ChartBuilder;
 use plotters::element::{Cross, EmptyElement, PathElement};
 use plotters::style::{BLACK, Color, TRANSPARENT};
 
-use super::runs::{Point, Run};
+use super::runs::{PlottedRun, Point};
 use super::{Area, FONT, PlotPanel, TITLE, color, marker};
 use crate::metrics::thousands;
 
@@ -48,11 +48,11 @@ pub(super) struct Chart {
 }
 
 /// Charts of a panel for which a run has data.
-pub(super) fn charts(kind: PlotPanel, runs: &[Run]) -> Vec<Chart> {
-    let plain = |title: &str, unit, scale, of: fn(&Run) -> &Vec<Point>| {
+pub(super) fn charts(kind: PlotPanel, runs: &[PlottedRun]) -> Vec<Chart> {
+    let plain = |title: &str, unit, scale, of: fn(&PlottedRun) -> &Vec<Point>| {
         (title.to_string(), unit, scale, runs.iter().map(|run| of(run).clone()).collect())
     };
-    let less_first = |title: &str, of: fn(&Run) -> &Vec<Point>| {
+    let less_first = |title: &str, of: fn(&PlottedRun) -> &Vec<Point>| {
         let first: HashMap<_, _> = of(&runs[0]).iter().map(|(step, value)| (step.to_bits(), value)).collect();
         let less = |(step, value): &Point| Some((*step, value - *first.get(&step.to_bits())?));
         let curves = runs.iter().map(|run| of(run).iter().filter_map(less).collect());
@@ -170,7 +170,7 @@ fn places(points: &[Point], run: usize, runs: usize) -> impl Iterator<Item = Poi
 }
 
 /// Explains the curves of these runs.
-pub(super) fn reading(runs: &[Run]) -> String {
+pub(super) fn reading(runs: &[PlottedRun]) -> String {
     let smoothing = smoothing(runs.iter().map(|run| run.loss.len()).max().unwrap_or(0));
     let thick = format!("Thick: exponential moving average, decay {smoothing}. ");
     let thick = if smoothing > 0.0 { &*thick } else { "" };

@@ -10,7 +10,7 @@ use plotters::style::colors::colormaps::ViridisRGB;
 use plotters::style::colors::full_palette::GREY;
 use plotters::style::{Color, RGBColor};
 
-use super::runs::Run;
+use super::runs::PlottedRun;
 use super::{Area, FONT, TITLE};
 use crate::metrics::thousands;
 
@@ -36,7 +36,7 @@ pub(super) struct HeatMap {
 
 impl HeatMap {
     /// Map of a run, if it has samples.
-    pub(super) fn new(run: &Run) -> Option<Self> {
+    pub(super) fn new(run: &PlottedRun) -> Option<Self> {
         let samples = || {
             let layers =
                 run.records.iter().flat_map(|record| record.health.iter().map(move |layer| (record.step, layer)));

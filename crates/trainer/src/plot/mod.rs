@@ -20,7 +20,7 @@ pub use runs::PlotSource;
 use crate::atomic;
 use chart::Chart;
 use health::HeatMap;
-use runs::Run;
+use runs::PlottedRun;
 
 /// Kind of a panel, from top to bottom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -133,7 +133,7 @@ fn side_by_side(charts: &[Chart], area: &Area<'_>) -> anyhow::Result<()> {
 }
 
 /// Draws colours, markers, names and results of the runs.
-fn draw_legend(area: &Area<'_>, runs: &[Run]) -> anyhow::Result<()> {
+fn draw_legend(area: &Area<'_>, runs: &[PlottedRun]) -> anyhow::Result<()> {
     let mut chart = ChartBuilder::on(area).caption(chart::reading(runs), FONT).build_cartesian_2d(0..1, 0..1)?;
     for (i, run) in runs.iter().enumerate() {
         let series = chart.draw_series(None::<PathElement<(i32, i32)>>)?.label(run.label());

@@ -61,7 +61,7 @@ impl PlotSource {
 
 /// Measurements of a run that can be drawn, in the order of steps.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct PlottedRun {
     pub name: String,
     /// Step at which it diverged.
     pub diverged: Option<usize>,
@@ -73,7 +73,7 @@ pub(super) struct Run {
     pub records: Vec<Record>,
 }
 
-impl Run {
+impl PlottedRun {
     fn new(name: &str, records: Vec<Record>) -> Self {
         // The last line of a step counts. Larger values would overflow an axis.
         let points = |value: fn(&Record) -> Option<f64>| -> Vec<Point> {
@@ -133,7 +133,7 @@ fn shown(text: &str) -> String {
 ///
 /// # Errors
 /// Files that cannot be read, and two runs of one name.
-pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<Run>> {
+pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<PlottedRun>> {
     let mut files = BTreeMap::new();
     let read = |source: &PlotSource| {
         let (name, file) = (source.name_among(sources), source.file()?);
@@ -141,7 +141,7 @@ pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<Run>> {
             let [a, b] = [other.display(), file.display()];
             bail!("two runs are called {name}: {a} and {b}; name one of them with NAME=PATH");
         }
-        Ok(Run::new(&name, read_metrics(&file)?))
+        Ok(PlottedRun::new(&name, read_metrics(&file)?))
     };
     sources.iter().map(read).collect()
 }

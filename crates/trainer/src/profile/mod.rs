@@ -17,7 +17,7 @@ use anyhow::{Context, anyhow};
 use burn::tensor::backend::Backend;
 use burn_float8::profile::{Entry, start, stop};
 use device_select::SelectedDevice;
-pub use table::{Kind, ProfileRow, ProfileTable};
+pub use table::{ProfileRow, ProfileTable, RowKind};
 
 use crate::atomic;
 use crate::error::device_failed;
@@ -27,7 +27,7 @@ pub const PROFILE_FILE: &str = "profile.json";
 
 /// Source of the times.
 #[derive(Debug)]
-enum Source {
+enum TimeSource {
     Host,
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     Device(device::KernelLog),
@@ -39,7 +39,7 @@ pub struct Profiler {
     steps: [usize; 2],
     file: Option<PathBuf>,
     device: String,
-    source: Source,
+    source: TimeSource,
     /// First step and start time of an open window.
     window: Option<(usize, Instant)>,
 }
@@ -58,9 +58,9 @@ impl Profiler {
         device: &B::Device,
     ) -> anyhow::Result<Self> {
         let source = match selected {
-            SelectedDevice::Cpu => Source::Host,
+            SelectedDevice::Cpu => TimeSource::Host,
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
-            _ => Source::Device(device::KernelLog::open(device)?),
+            _ => TimeSource::Device(device::KernelLog::open(device)?),
             #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
             _ => return Err(cannot_profile(device)),
         };
@@ -78,9 +78,9 @@ impl Profiler {
         }
         sync::<B>(device)?;
         match &mut self.source {
-            Source::Host => start(),
+            TimeSource::Host => start(),
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
-            Source::Device(log) => log.begin(device)?,
+            TimeSource::Device(log) => log.begin(device)?,
         }
         self.window = Some((step, Instant::now()));
         Ok(())
@@ -93,7 +93,7 @@ impl Profiler {
     pub fn after_step<B: Backend>(&mut self, step: usize, device: &B::Device) -> anyhow::Result<Option<ProfileTable>> {
         if self.window.is_none() {
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
-            if let Source::Device(log) = &mut self.source {
+            if let TimeSource::Device(log) = &mut self.source {
                 log.discard()?;
             }
             return Ok(None);
@@ -105,9 +105,9 @@ impl Profiler {
         let Some((first, since)) = self.window.take() else { return Ok(None) };
         let wall_seconds = since.elapsed().as_secs_f64();
         let (timing, rows) = match &mut self.source {
-            Source::Host => ("of each call, on the host", host_work()),
+            TimeSource::Host => ("of each call, on the host", host_work()),
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
-            Source::Device(log) => log.end(device)?,
+            TimeSource::Device(log) => log.end(device)?,
         };
         let (device, steps) = (self.device.clone(), step + 1 - first);
         let table = ProfileTable { device, timing, first_step: first, steps, wall_seconds, rows }.finish();
@@ -121,7 +121,7 @@ impl Profiler {
 /// Stops timing if a run ends within the window.
 impl Drop for Profiler {
     fn drop(&mut self) {
-        if let (Source::Host, Some(_)) = (&self.source, &self.window) {
+        if let (TimeSource::Host, Some(_)) = (&self.source, &self.window) {
             stop();
         }
     }

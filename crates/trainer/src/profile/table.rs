@@ -10,7 +10,7 @@ const SMALL: f64 = 0.005;
 /// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum RowKind {
     /// Separate amax kernels of casts.
     Amax,
     /// Casts to FP8.
@@ -23,7 +23,7 @@ pub enum Kind {
     Host,
 }
 
-impl Kind {
+impl RowKind {
     /// All kinds and their names, in the order of tables.
     const ALL: [(Self, &str); 5] = [
         (Self::Amax, "amax"),
@@ -34,7 +34,7 @@ impl Kind {
     ];
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for RowKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(Self::ALL[*self as usize].1)
     }
@@ -42,20 +42,20 @@ impl fmt::Display for Kind {
 
 /// Beginnings or ends of the names of kernels and operations, and their kinds. Other names are
 /// [`Kind::Other`].
-const KINDS: [(&str, Kind); 13] = [
-    ("Maxima", Kind::Amax),
-    ("Amax", Kind::Amax),
-    ("FoldLines", Kind::Amax),
-    ("CastLinear", Kind::Cast),
-    ("CastTiles", Kind::Cast),
-    ("CastRows", Kind::Cast),
-    ("cast ", Kind::Cast),
-    ("ScalesToE8m0", Kind::Cast),
-    ("TransposeCodes", Kind::Cast),
-    ("DequantizeF32", Kind::Cast),
-    ("Gemm", Kind::ScaledGemm),
-    ("Gemv", Kind::ScaledGemm),
-    ("scaled_gemm ", Kind::ScaledGemm),
+const KINDS: [(&str, RowKind); 13] = [
+    ("Maxima", RowKind::Amax),
+    ("Amax", RowKind::Amax),
+    ("FoldLines", RowKind::Amax),
+    ("CastLinear", RowKind::Cast),
+    ("CastTiles", RowKind::Cast),
+    ("CastRows", RowKind::Cast),
+    ("cast ", RowKind::Cast),
+    ("ScalesToE8m0", RowKind::Cast),
+    ("TransposeCodes", RowKind::Cast),
+    ("DequantizeF32", RowKind::Cast),
+    ("Gemm", RowKind::ScaledGemm),
+    ("Gemv", RowKind::ScaledGemm),
+    ("scaled_gemm ", RowKind::ScaledGemm),
 ];
 
 /// Time of a kernel or operation.
@@ -65,7 +65,7 @@ pub struct ProfileRow {
     /// combined.
     pub name: String,
     /// Kind.
-    pub kind: Kind,
+    pub kind: RowKind,
     /// Number of calls in the window; 0 for [`Kind::Host`].
     pub calls: u64,
     /// Total seconds.
@@ -76,7 +76,7 @@ impl ProfileRow {
     /// Row of a kernel or operation, whose name gives the kind.
     pub(super) fn new(name: String, calls: u64, seconds: f64) -> Self {
         let kind = KINDS.iter().find(|(part, _)| name.starts_with(part) || name.ends_with(part));
-        Self { kind: kind.map_or(Kind::Other, |(_, kind)| *kind), name, calls, seconds }
+        Self { kind: kind.map_or(RowKind::Other, |(_, kind)| *kind), name, calls, seconds }
     }
 }
 
@@ -103,18 +103,18 @@ impl ProfileTable {
     pub(super) fn finish(mut self) -> Self {
         self.rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.name.cmp(&b.name)));
         let seconds = (self.wall_seconds - self.work()).max(0.0);
-        self.rows.push(ProfileRow { name: "host".into(), kind: Kind::Host, calls: 0, seconds });
+        self.rows.push(ProfileRow { name: "host".into(), kind: RowKind::Host, calls: 0, seconds });
         self
     }
 
     /// Sum of seconds over the rows of a kind.
-    pub fn seconds(&self, kind: Kind) -> f64 {
+    pub fn seconds(&self, kind: RowKind) -> f64 {
         self.rows.iter().filter(|row| row.kind == kind).map(|row| row.seconds).sum()
     }
 
     /// Sum of seconds over all rows but the host's.
     fn work(&self) -> f64 {
-        self.rows.iter().filter(|row| row.kind != Kind::Host).map(|row| row.seconds).sum()
+        self.rows.iter().filter(|row| row.kind != RowKind::Host).map(|row| row.seconds).sum()
     }
 }
 
@@ -126,28 +126,28 @@ impl fmt::Display for ProfileTable {
         let (work, last, each) = (self.work(), first_step + steps - 1, 1e3 * wall_seconds / *steps as f64);
         writeln!(f, "profile: steps {first_step} to {last} on {device}, {each:.1} ms a step")?;
         writeln!(f, "time: {timing}; host: step time in no other row; of work: share without host")?;
-        let is_small = |row: &ProfileRow| row.kind == Kind::Other && row.seconds < SMALL * work;
+        let is_small = |row: &ProfileRow| row.kind == RowKind::Other && row.seconds < SMALL * work;
         let (small, mut shown): (Vec<_>, Vec<_>) = rows.iter().cloned().partition(is_small);
         if !small.is_empty() {
             let (calls, seconds) = (small.iter().map(|row| row.calls).sum(), small.iter().map(|row| row.seconds).sum());
             let name = format!("others ({} kernels)", small.len());
-            shown.insert(shown.len() - 1, ProfileRow { name, kind: Kind::Other, calls, seconds });
+            shown.insert(shown.len() - 1, ProfileRow { name, kind: RowKind::Other, calls, seconds });
         }
         writeln!(f, "{:>7}  {:>7}  {:>12}  {:>8}  {:<11}  name", "of wall", "of work", "time", "calls", "kind")?;
         let share = |seconds: f64, all: f64| format!("{:.1} %", 100.0 * seconds / all);
         for ProfileRow { name, kind, calls, seconds } in &shown {
             let (of_work, calls) = match kind {
-                Kind::Host => Default::default(),
+                RowKind::Host => Default::default(),
                 _ => (share(*seconds, work), calls.to_string()),
             };
             let wall = share(*seconds, *wall_seconds);
             writeln!(f, "{wall:>7}  {of_work:>7}  {:>9.3} ms  {calls:>8}  {kind:<11}  {name}", 1e3 * seconds)?;
         }
-        let sums = |all: f64, kinds: &[(Kind, &str)]| {
+        let sums = |all: f64, kinds: &[(RowKind, &str)]| {
             let there = kinds.iter().filter(|(kind, _)| rows.iter().any(|row| row.kind == *kind));
             there.map(|(kind, name)| format!("  {name} {}", share(self.seconds(*kind), all))).collect::<String>()
         };
-        write!(f, "sum of wall:{}\nsum of work:{}", sums(*wall_seconds, &Kind::ALL), sums(work, &Kind::ALL[..4]))
+        write!(f, "sum of wall:{}\nsum of work:{}", sums(*wall_seconds, &RowKind::ALL), sums(work, &RowKind::ALL[..4]))
     }
 }
 
@@ -184,6 +184,6 @@ of wall  of work          time     calls  kind         name
 sum of wall:  cast 0.1 %  scaled GEMM 30.0 %  other 19.9 %  host 50.0 %
 sum of work:  cast 0.2 %  scaled GEMM 60.0 %  other 39.8 %";
         assert_eq!(table(1.0).to_string(), expected);
-        assert_eq!(table(0.4).seconds(Kind::Host), 0.0, "work that overlaps");
+        assert_eq!(table(0.4).seconds(RowKind::Host), 0.0, "work that overlaps");
     }
 }

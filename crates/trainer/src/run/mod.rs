@@ -13,7 +13,7 @@ use device_select::SelectedDevice;
 use loss_reader::{Seen, Watch, scalar};
 
 use crate::RunError;
-use crate::activation_checkpoint::{Plan, loss};
+use crate::activation_checkpoint::{CheckpointingPlan, loss};
 use crate::batches::Batch;
 use crate::checkpoint::{CheckpointKind, Checkpoints, NotFinite, Snapshot, Written, saved_steps};
 use crate::config::{Float8Section, Precision, TrainingSection};
@@ -367,7 +367,7 @@ pub fn mean_loss<B: Backend, M: LanguageModel<B>>(
     training: &TrainingSection,
     device: &B::Device,
 ) -> Result<f64> {
-    let plan = Plan::new(training, model.vocab_size());
+    let plan = CheckpointingPlan::new(training, model.vocab_size());
     let (mut sum, mut targets) = (0.0, 0);
     for batch in batches {
         sum += scalar(loss(model, batch, plan, device))? * batch.num_targets() as f64;

@@ -51,7 +51,7 @@ struct Entry {
 }
 
 #[derive(Deserialize)]
-struct Index {
+struct FileIndex {
     weight_map: BTreeMap<String, String>,
 }
 
@@ -85,7 +85,7 @@ impl TensorFiles {
     }
 
     fn open_shards(folder: &Path, index: &Path) -> Result<Self> {
-        let Index { weight_map } = files::read_json(index)?;
+        let FileIndex { weight_map } = files::read_json(index)?;
         let shown = index.display();
         let mut all = Self::default();
         for shard in weight_map.values().collect::<BTreeSet<_>>() {

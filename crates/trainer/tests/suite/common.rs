@@ -40,7 +40,7 @@ pub(crate) use trainer::job::{
     GenerateSection, MemoryEstimate, Outcome, Start, Task, Text, Weights, finish, prepare, train,
 };
 pub(crate) use trainer::metrics::{METRICS_FILE, Record, read_metrics};
-pub(crate) use trainer::profile::{Kind, ProfileTable, Profiler};
+pub(crate) use trainer::profile::{ProfileTable, Profiler, RowKind};
 pub(crate) use trainer::rng::Rng;
 pub(crate) use trainer::rounding::Noise;
 pub(crate) use trainer::run::mean_loss;

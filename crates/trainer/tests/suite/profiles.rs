@@ -53,12 +53,15 @@ fn window(config: &RunConfig, has_fp8_wgrad: bool) {
     let backward = beside.map(|name| format!("{name}_backward"));
     let others = ["linear", "linear_x_backward", "linear_weight_backward", "adamw"];
     for name in beside.into_iter().chain(backward.iter().map(|name| &**name)).chain(others) {
-        assert!(table.rows.iter().any(|row| row.name == name && row.calls > 0 && row.kind == Kind::Other), "{name}");
+        assert!(table.rows.iter().any(|row| row.name == name && row.calls > 0 && row.kind == RowKind::Other), "{name}");
     }
     let sum: f64 = table.rows.iter().map(|row| row.seconds).sum();
     assert!(table.wall_seconds > 0.0 && (sum / table.wall_seconds - 1.0).abs() < 1e-9, "{sum}\n{table}");
-    assert!(table.rows.iter().all(|row| row.seconds >= 0.0 && (row.calls > 0) == (row.kind != Kind::Host)), "{table}");
-    assert!(table.seconds(Kind::Cast) > 0.0 && table.seconds(Kind::ScaledGemm) > 0.0, "{table}");
+    assert!(
+        table.rows.iter().all(|row| row.seconds >= 0.0 && (row.calls > 0) == (row.kind != RowKind::Host)),
+        "{table}"
+    );
+    assert!(table.seconds(RowKind::Cast) > 0.0 && table.seconds(RowKind::ScaledGemm) > 0.0, "{table}");
     let shown = table.to_string();
     assert!(shown.contains("cast input e4m3\n") && shown.contains("scaled_gemm fprop\n"), "{shown}");
 }

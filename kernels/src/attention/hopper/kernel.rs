@@ -9,7 +9,7 @@ use crate::attention::mma::kernel::{Sums, store_results, visible};
 use crate::attention::mma::lanes::{Lanes, Softmax, Stats, Step, rescale, zeros};
 use crate::attention::problem::{Item, Scores};
 use crate::gemm::tma::maps::InsteadOfShapes;
-use crate::gemm::tma::ring::{Place, Ring, advance, first_place};
+use crate::gemm::tma::ring::{Ring, RingPlace, advance, first_place};
 use crate::ptx::barrier::{
     fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, named_barrier, named_barrier_arrive,
     setmaxnreg_dec, setmaxnreg_inc,
@@ -168,7 +168,7 @@ fn overlapped(
     softmax: &mut Softmax,
     lanes: &Lanes,
     ring: &Ring,
-    place: &mut Place,
+    place: &mut RingPlace,
     scores: &Scores,
     of: &Item,
     col: u32,

@@ -22,9 +22,9 @@ use std::sync::{Mutex, PoisonError};
 use cubecl::prelude::*;
 
 use super::launch::{Launch, Role};
-use super::mma::{self, Plan, ROW, SUMS};
-use super::problem::Config;
-use super::{Checked, TILE};
+use super::mma::{self, MmaPlan, ROW, SUMS};
+use super::problem::HeadsConfig;
+use super::{CheckedHeads, TILE};
 use crate::element_type::ElementType;
 use crate::gemm::tma::maps::sms;
 use crate::version::Version;
@@ -65,7 +65,7 @@ pub fn fix_attention_schedule(schedule: AttentionSchedule) {
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Tiles {
-    plan: Plan,
+    plan: MmaPlan,
     /// Stages of the ring of columns.
     stages: u32,
     schedule: AttentionSchedule,
@@ -73,7 +73,7 @@ struct Tiles {
 
 impl Tiles {
     /// Most columns, then most stages, that fit.
-    fn of(role: Role, config: Config, shared: usize) -> Option<Self> {
+    fn of(role: Role, config: HeadsConfig, shared: usize) -> Option<Self> {
         // Softcap takes registers.
         let widest = if config.softcap { TILE } else { 128 };
         let fixed = *SCHEDULE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +81,11 @@ impl Tiles {
         let choices = [(128, 3), (128, 2), (64, 4), (64, 3), (64, 2), (32, 4)];
         let tiles = choices.map(|(cols, stages)| {
             let bf16 = config.element_type == ElementType::Bf16;
-            Self { plan: Plan { role, bf16, slices: config.slices, warps: WARPS, products: 1, cols }, stages, schedule }
+            Self {
+                plan: MmaPlan { role, bf16, slices: config.slices, warps: WARPS, products: 1, cols },
+                stages,
+                schedule,
+            }
         });
         tiles.into_iter().find(|tiles| {
             let Self { plan, .. } = tiles;
@@ -119,14 +123,14 @@ impl Tiles {
 
     /// Widths of both sums, and words of weights and slopes.
     const fn sums(&self) -> [u32; 3] {
-        let Plan { role, slices: [slices, second], .. } = self.plan;
+        let MmaPlan { role, slices: [slices, second], .. } = self.plan;
         let (weights, slopes) = (role.sums_weights() as u32, role.sums_slopes() as u32);
         [weights * second * TILE, slopes * slices * TILE, (weights + slopes) * self.plan.scores() / 2]
     }
 }
 
 /// Whether the kernel takes the roles of a problem whose inputs TMA can load.
-pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, config: Config, roles: &[Role]) -> bool {
+pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, config: HeadsConfig, roles: &[Role]) -> bool {
     let shared = client.properties().hardware.max_shared_memory_size;
     let fits = |role: &Role| Tiles::of(*role, config, shared).is_some();
     config.bias.is_none() && mma::takes(config) && roles.iter().all(fits)
@@ -137,7 +141,7 @@ pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, config: Config, roles
 /// # Panics
 /// Unless it [`takes`] the problem.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, launch: &Launch<'_>) {
-    let Launch { problem: Checked { config, .. }, role, rows, cols, .. } = launch;
+    let Launch { problem: CheckedHeads { config, .. }, role, rows, cols, .. } = launch;
     let shared = client.properties().hardware.max_shared_memory_size;
     let tiles = Tiles::of(*role, *config, shared).expect("it takes the problem");
     let plan = tiles.plan;

@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::lanes::{Lanes, Softmax, Step, accumulate, products, rescale, zeros};
-use super::{Plan, ROW};
-use crate::attention::launch::{Operands, Place, Role, Sides};
+use super::{MmaPlan, ROW};
+use crate::attention::launch::{Operands, Role, RowPlace, Sides};
 use crate::attention::problem::{CLASS_HIDDEN, Item, Scores, Span};
 use crate::attention::{HIDDEN, TILE};
 use crate::load::Geometry;
@@ -24,7 +24,7 @@ pub(super) fn attention_mma(
     of_weights: &mut ComptimeOption<Array<u32>>,
     of_slopes: &mut ComptimeOption<Array<u32>>,
     lse: &mut ComptimeOption<Array<f32>>,
-    #[comptime] plan: Plan,
+    #[comptime] plan: MmaPlan,
     #[comptime] _version: Version,
 ) {
     let number = CUBE_POS as u32;
@@ -121,7 +121,7 @@ pub(in crate::attention) fn visible(
     place: &Item,
     col: u32,
     span: &Span,
-    #[comptime] plan: Plan,
+    #[comptime] plan: MmaPlan,
 ) -> u32 {
     let mut first = col;
     if comptime!(scores.config.has_classes()) {
@@ -147,7 +147,7 @@ fn copy_tile(
     row0: u32,
     #[comptime] rows: u32,
     #[comptime] slices: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: MmaPlan,
 ) {
     let (row, piece) = (UNIT_POS / 8, UNIT_POS % 8);
     let step = comptime!(4 * plan.warps);
@@ -167,7 +167,7 @@ fn copy_tile(
 
 /// Starts this thread's copies of both operands of the columns of a step, as a group.
 #[cube]
-fn copy_cols(first: &Array<u32>, second: &Array<u32>, at: &Sides, to: u32, col0: u32, #[comptime] plan: Plan) {
+fn copy_cols(first: &Array<u32>, second: &Array<u32>, at: &Sides, to: u32, col0: u32, #[comptime] plan: MmaPlan) {
     let [slices, second_slices] = comptime!(plan.slices);
     copy_tile(first, &at.first, to, col0, comptime!(plan.cols), slices, plan);
     let to = to + comptime!(plan.cols * ROW * slices);
@@ -194,7 +194,7 @@ pub(in crate::attention) fn store_results(
     of_weights: &mut ComptimeOption<Array<u32>>,
     of_slopes: &mut ComptimeOption<Array<u32>>,
     lse: &mut ComptimeOption<Array<f32>>,
-    #[comptime] plan: Plan,
+    #[comptime] plan: MmaPlan,
 ) {
     let rows = if comptime!(plan.role.rows_are_keys()) { scores.keys } else { scores.queries };
     let mut factors = Array::<f32>::new(comptime!(plan.lane_rows() as usize));
@@ -215,7 +215,7 @@ pub(in crate::attention) fn store_results(
     #[comptime]
     if let ComptimeOption::Some(out) = of_weights {
         let width = operands.second_cols.width();
-        let place = Place::of(item, scores, width, comptime!(plan.role));
+        let place = RowPlace::of(item, scores, width, comptime!(plan.role));
         store(&sums.weighted, &factors, out, &place, lanes, rows, width, comptime!(plan.slices[1]), plan);
     }
     #[comptime]
@@ -225,7 +225,7 @@ pub(in crate::attention) fn store_results(
             factors[r as usize] = scores.scale;
         }
         let width = operands.cols.width();
-        let place = Place::of(item, scores, width, comptime!(plan.role));
+        let place = RowPlace::of(item, scores, width, comptime!(plan.role));
         store(&sums.sloped, &factors, out, &place, lanes, rows, width, comptime!(plan.slices[0]), plan);
     }
 }
@@ -236,12 +236,12 @@ fn store(
     sums: &Array<f32>,
     factors: &Array<f32>,
     out: &mut Array<u32>,
-    place: &Place,
+    place: &RowPlace,
     lanes: &Lanes,
     rows: u32,
     width: u32,
     #[comptime] slices: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: MmaPlan,
 ) {
     let tiles = comptime!(8 * slices);
     #[unroll]

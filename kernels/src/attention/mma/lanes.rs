@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{Plan, ROW};
+use super::{MmaPlan, ROW};
 use crate::attention::launch::{Operands, Stat};
 use crate::attention::problem::{Item, Scores};
 use crate::attention::{HIDDEN, NOTHING, TILE};
@@ -15,7 +15,7 @@ const LOG2E: f32 = core::f32::consts::LOG2_E;
 
 /// Operation on the lanes of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fold {
+enum LaneFold {
     Max,
     Sum,
 }
@@ -86,7 +86,7 @@ impl Stats {
         pair: &mut Array<f32>,
         #[comptime] i: u32,
         #[comptime] is_lse: bool,
-        #[comptime] plan: Plan,
+        #[comptime] plan: MmaPlan,
     ) -> f32 {
         if comptime!(self.in_shared) {
             if comptime!(i.is_multiple_of(4)) {
@@ -110,7 +110,7 @@ impl Stats {
 #[cube]
 impl Step {
     /// Columns of an item's step from `col0` on.
-    pub(in crate::attention) fn new(scores: &Scores, item: &Item, col0: u32, #[comptime] plan: Plan) -> Step {
+    pub(in crate::attention) fn new(scores: &Scores, item: &Item, col0: u32, #[comptime] plan: MmaPlan) -> Step {
         let size = comptime!([plan.rows(), plan.cols]);
         Step { item: *item, col0, class: scores.class(item, col0, size, comptime!(plan.role.rows_are_keys())) }
     }
@@ -118,7 +118,7 @@ impl Step {
 
 #[cube]
 impl Lanes {
-    pub(in crate::attention) fn new(row0: u32, #[comptime] plan: Plan) -> Lanes {
+    pub(in crate::attention) fn new(row0: u32, #[comptime] plan: MmaPlan) -> Lanes {
         let (lane, warp) = (UNIT_POS % 32, UNIT_POS / 32 % plan.warps * comptime!(16 * plan.products));
         let swizzle = lane % 8;
         Lanes {
@@ -139,7 +139,7 @@ impl Lanes {
         place: &Item,
         col0: u32,
         #[comptime] wanted: bool,
-        #[comptime] plan: Plan,
+        #[comptime] plan: MmaPlan,
     ) -> Stats {
         let mut stats = Sequence::<Stat>::new();
         if comptime!(wanted) {
@@ -165,7 +165,7 @@ impl Lanes {
         stats: &Stats,
         scores: &Scores,
         step: &Step,
-        #[comptime] plan: Plan,
+        #[comptime] plan: MmaPlan,
     ) {
         let of_keys = comptime!(plan.role.rows_are_keys());
         let (row, col) = (self.row, step.col0 + self.col);
@@ -217,7 +217,7 @@ pub(in crate::attention) struct Softmax {
 
 #[cube]
 impl Softmax {
-    pub(in crate::attention) fn new(#[comptime] plan: Plan) -> Softmax {
+    pub(in crate::attention) fn new(#[comptime] plan: MmaPlan) -> Softmax {
         let mut maxima = zeros(comptime!(plan.lane_rows()));
         #[unroll]
         for r in 0..comptime!(plan.lane_rows()) {
@@ -228,12 +228,12 @@ impl Softmax {
 
     /// Sum of the weights of one of the lane's rows.
     pub(in crate::attention) fn total(&self, #[comptime] row: u32) -> f32 {
-        over_row(self.totals[row as usize], Fold::Sum)
+        over_row(self.totals[row as usize], LaneFold::Sum)
     }
 
     /// Replaces scores by the weights of forward, with the largest score of each row so far as
     /// maximum. Returns each row's factor of earlier weights.
-    pub(in crate::attention) fn weigh(&mut self, weights: &mut Array<f32>, #[comptime] plan: Plan) -> Array<f32> {
+    pub(in crate::attention) fn weigh(&mut self, weights: &mut Array<f32>, #[comptime] plan: MmaPlan) -> Array<f32> {
         let tiles = comptime!(plan.cols / 8);
         let mut factors = Array::<f32>::new(comptime!(plan.lane_rows() as usize));
         #[unroll]
@@ -245,7 +245,7 @@ impl Softmax {
             for i in 0..comptime!(2 * tiles) {
                 largest = max(largest, weights[comptime!((first + i / 2 * 4 + i % 2) as usize)]);
             }
-            let largest = over_row(largest, Fold::Max);
+            let largest = over_row(largest, LaneFold::Max);
             self.maxima[r as usize] = largest;
             let factor = exp2_approx((old - largest) * LOG2E);
             let shift = -largest * LOG2E;
@@ -266,7 +266,7 @@ impl Softmax {
 
 /// Multiplies the sums of weights of each row by its factor.
 #[cube]
-pub(in crate::attention) fn rescale(sums: &mut Array<f32>, factors: &Array<f32>, #[comptime] plan: Plan) {
+pub(in crate::attention) fn rescale(sums: &mut Array<f32>, factors: &Array<f32>, #[comptime] plan: MmaPlan) {
     let tiles = comptime!(plan.slices[1] * TILE / 8);
     #[unroll]
     for r in 0..comptime!(plan.lane_rows()) {
@@ -280,12 +280,12 @@ pub(in crate::attention) fn rescale(sums: &mut Array<f32>, factors: &Array<f32>,
 
 /// Maximum or sum of a value over the four lanes of a row, in each of them.
 #[cube]
-fn over_row(value: f32, #[comptime] fold: Fold) -> f32 {
+fn over_row(value: f32, #[comptime] fold: LaneFold) -> f32 {
     let mut result = value;
     #[unroll]
     for lanes in 0..2u32 {
         let other = plane_shuffle_xor(result, comptime!(1u32 << lanes));
-        result = if comptime!(fold == Fold::Max) { max(result, other) } else { result + other };
+        result = if comptime!(fold == LaneFold::Max) { max(result, other) } else { result + other };
     }
     result
 }
@@ -297,7 +297,7 @@ pub(in crate::attention) fn products(
     cols: u32,
     lanes: &Lanes,
     #[comptime] slices: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: MmaPlan,
 ) -> Array<f32> {
     let mut sums = zeros(comptime!(if slices > 0 { plan.scores() } else { 1 }));
     let (rows, cols) = (rows + lanes.warp + lanes.down, cols + lanes.across);
@@ -330,7 +330,7 @@ pub(in crate::attention) fn accumulate(
     lanes: &Lanes,
     sums: &mut Array<f32>,
     #[comptime] slices: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: MmaPlan,
 ) {
     let cols = cols + lanes.down;
     #[unroll]
@@ -354,7 +354,7 @@ pub(in crate::attention) fn accumulate(
 
 /// Fragments of the warp's rows, and of two products' columns.
 #[cube]
-fn fragments(#[comptime] plan: Plan) -> (Array<u32>, Array<u32>) {
+fn fragments(#[comptime] plan: MmaPlan) -> (Array<u32>, Array<u32>) {
     let mut a = Array::<u32>::new(comptime!((4 * plan.products) as usize));
     let mut b = Array::<u32>::new(4usize);
     // Overwritten later. Makes CubeCL declare the arrays, which otherwise only raw statements use.
@@ -371,7 +371,7 @@ fn multiply(
     b: &Array<u32>,
     #[comptime] tile: u32,
     #[comptime] tiles: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: MmaPlan,
 ) {
     #[unroll]
     for half in 0..2u32 {

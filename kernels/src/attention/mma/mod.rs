@@ -20,8 +20,8 @@ pub(super) mod lanes;
 use cubecl::prelude::*;
 
 use super::launch::{Launch, Role};
-use super::problem::Config;
-use super::{Checked, TILE};
+use super::problem::HeadsConfig;
+use super::{CheckedHeads, TILE};
 use crate::element_type::ElementType;
 use crate::grid::fold;
 use crate::version::Version;
@@ -34,7 +34,7 @@ pub(super) const SUMS: u32 = 128;
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Plan {
+pub(super) struct MmaPlan {
     pub(super) role: Role,
     pub(super) bf16: bool,
     /// Slices of the operands of S, and of the other two.
@@ -47,10 +47,10 @@ pub(super) struct Plan {
     pub(super) cols: u32,
 }
 
-impl Plan {
+impl MmaPlan {
     /// Largest tile that fits. Two cubes share an SM if a warp has 32 rows. Then a fragment of
     /// columns serves two products.
-    fn of(role: Role, config: Config, shared: usize) -> Option<Self> {
+    fn of(role: Role, config: HeadsConfig, shared: usize) -> Option<Self> {
         let plan = |products, warps, cols| {
             let bf16 = config.element_type == ElementType::Bf16;
             Self { role, bf16, slices: config.slices, warps, products, cols }
@@ -123,13 +123,13 @@ impl Plan {
 }
 
 /// Whether a launch may make dk and dv. Otherwise the sums of both take too many registers.
-pub(super) fn fits_both(config: Config) -> bool {
+pub(super) fn fits_both(config: HeadsConfig) -> bool {
     config.slices.iter().sum::<u32>() * TILE / 2 <= SUMS
 }
 
 /// Whether the kernel takes the problem. Every device with `mma.sync` of bf16 has the shared memory
 /// that the widest heads need.
-pub(super) fn takes(config: Config) -> bool {
+pub(super) fn takes(config: HeadsConfig) -> bool {
     config.element_type != ElementType::F32 && config.words > 1
 }
 
@@ -138,9 +138,9 @@ pub(super) fn takes(config: Config) -> bool {
 /// # Panics
 /// If a tile does not fit.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, launch: &Launch<'_>) {
-    let Launch { problem: Checked { config, .. }, role, rows, cols, .. } = launch;
+    let Launch { problem: CheckedHeads { config, .. }, role, rows, cols, .. } = launch;
     let shared = client.properties().hardware.max_shared_memory_size;
-    let plan = Plan::of(*role, *config, shared).expect("the device supports it");
+    let plan = MmaPlan::of(*role, *config, shared).expect("the device supports it");
     // SAFETY: the inputs are checked. Copies and stores are guarded by the numbers of positions and
     // the widths of heads.
     unsafe {

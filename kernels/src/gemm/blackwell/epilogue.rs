@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-use super::{CHUNK, Config, WARP_ROWS};
+use super::{BlackwellConfig, CHUNK, WARP_ROWS};
 use crate::Granularity;
 use crate::element_type::ElementType;
 use crate::gemm::problem::Problem;
@@ -47,7 +47,7 @@ impl Storer {
     }
 
     /// Starts the next tile.
-    pub(super) fn begin(&mut self, problem: &Problem, item: &Item, #[comptime] config: Config) {
+    pub(super) fn begin(&mut self, problem: &Problem, item: &Item, #[comptime] config: BlackwellConfig) {
         self.first_row = item.work.row0 + warp_row();
         let cols = comptime!(config.cols as u32).runtime();
         let has_rows = self.first_row < item.work.row_end
@@ -66,7 +66,7 @@ pub(super) fn store_tile<O: Float>(
     out: &mut Array<O>,
     problem: &Problem,
     item: &Item,
-    #[comptime] config: Config,
+    #[comptime] config: BlackwellConfig,
 ) {
     let chunk_cols = comptime!(config.store.chunk_cols() as u32);
     let lanes = sums + (warp_row() << 16u32);
@@ -88,7 +88,7 @@ pub(super) fn store_sums<O: Float>(
     out: &mut Array<O>,
     problem: &Problem,
     item: &Item,
-    #[comptime] config: Config,
+    #[comptime] config: BlackwellConfig,
 ) {
     let chunk_cols = comptime!(config.store.chunk_cols());
     let mut values = Array::<f32>::new(chunk_cols);
@@ -116,7 +116,7 @@ fn store_columns<O: Float>(
     out: &mut Array<O>,
     problem: &Problem,
     item: &Item,
-    #[comptime] config: Config,
+    #[comptime] config: BlackwellConfig,
 ) {
     let own = Own { row: storer.first_row + UNIT_POS % 32, col: item.work.col0 + at };
     if comptime!(!config.store.partial) {
@@ -144,7 +144,14 @@ fn store_columns<O: Float>(
 /// column `col`. Each lane loads the scale and bias of one of 32 columns and shares them by
 /// shuffles.
 #[cube]
-fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, item: &Item, #[comptime] config: Config) {
+fn finish(
+    values: &mut Array<f32>,
+    scale_a: f32,
+    problem: &Problem,
+    col: u32,
+    item: &Item,
+    #[comptime] config: BlackwellConfig,
+) {
     let by_col = comptime!(matches!(problem.granularities[1], Granularity::Row));
     #[unroll]
     for group in 0..comptime!(config.store.chunk_cols() / 32) {
@@ -168,7 +175,7 @@ fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, it
 /// Writes the warp's next chunk to shared memory, visible to TMA and all threads of the warp.
 /// Returns its address.
 #[cube]
-fn stage_chunk(values: &Array<f32>, storer: &Storer, #[comptime] config: Config) -> u32 {
+fn stage_chunk(values: &Array<f32>, storer: &Storer, #[comptime] config: BlackwellConfig) -> u32 {
     let chunks = comptime!(config.chunks as u32);
     let slot = warp_row() / comptime!(WARP_ROWS as u32) * chunks + storer.chunks % chunks;
     let to = storer.base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32);

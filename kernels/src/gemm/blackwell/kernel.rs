@@ -6,12 +6,12 @@ use super::epilogue::{Storer, store_sums, store_tile};
 use super::maps::Maps;
 use super::plan::{ROWS, STEP};
 use super::promote::{Places, add_steps};
-use super::{Config, SCALE_COLUMNS, SCALES, STORERS};
+use super::{BlackwellConfig, SCALE_COLUMNS, SCALES, STORERS};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::{Work, first_group};
 use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
 use crate::gemm::tma::maps::InsteadOfShapes;
-use crate::gemm::tma::ring::{Place, Ring, advance, arrive, first_place, stage_operands, stage_scales};
+use crate::gemm::tma::ring::{Ring, RingPlace, advance, arrive, first_place, stage_operands, stage_scales};
 use crate::gemm::tma::store::finish_stores;
 use crate::ptx::barrier::{
     cluster_address, fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
@@ -38,7 +38,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     out: &mut Array<O>,
     _codes_b: &InsteadOfShapes,
     extent: Extent,
-    #[comptime] config: Config,
+    #[comptime] config: BlackwellConfig,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -127,7 +127,7 @@ pub(super) fn gemm_blackwell<O: Float>(
 
 /// Whether this block issues the products: a single block, or the first of a pair.
 #[cube]
-fn leads_pair(#[comptime] config: Config) -> bool {
+fn leads_pair(#[comptime] config: BlackwellConfig) -> bool {
     if comptime!(config.ctas > 1) {
         let rank = CUBE_POS_X % comptime!(config.ctas);
         rank == 0
@@ -138,7 +138,7 @@ fn leads_pair(#[comptime] config: Config) -> bool {
 
 /// Fills the stages by TMA in order, as they become free.
 #[cube]
-fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[comptime] config: Config) {
+fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[comptime] config: BlackwellConfig) {
     // In a pair, all loads report to the mbarriers of the block that issues the products.
     let full = if comptime!(config.ctas > 1) {
         cluster_address(ring.full(0u32.runtime()), 0u32.runtime())
@@ -171,7 +171,7 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
 
 /// Issues the products of each tile, as stages become full and buffers of sums become free.
 #[cube]
-fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent, #[comptime] config: Config) {
+fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent, #[comptime] config: BlackwellConfig) {
     let mut place = first_place(0u32);
     // In the first round the buffers hold no unread sums.
     let mut buffer = first_place(1u32);
@@ -208,14 +208,14 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
 
 /// Waits until the previous sums in a buffer have been read.
 #[cube]
-fn wait_for_room(places: &Places, buffer: &Place) {
+fn wait_for_room(places: &Places, buffer: &RingPlace) {
     mbarrier_wait(places.read + 8 * buffer.at, buffer.parity, true);
     tcgen05_after_wait();
 }
 
 /// Signals the readers when the sums in a buffer are done, and advances to the next buffer.
 #[cube]
-fn finish_sums(places: &Places, buffer: &mut Place, #[comptime] config: Config) {
+fn finish_sums(places: &Places, buffer: &mut RingPlace, #[comptime] config: BlackwellConfig) {
     tcgen05_commit(places.ready + 8 * buffer.at, comptime!(config.ctas));
     advance(buffer, comptime!(config.buffers() as u32));
 }
@@ -230,7 +230,7 @@ fn fill(
     stage: u32,
     step: u32,
     work: &Work,
-    #[comptime] config: Config,
+    #[comptime] config: BlackwellConfig,
 ) {
     let full = full + 8 * stage;
     let layout = comptime!(config.layout());
@@ -278,7 +278,15 @@ fn load_scales(map: &ComptimeOption<TensorMap<u32, Tiled>>, scales: &Array<u32>,
 
 /// Issues the four `tcgen05.mma` of a stage. The first adds to the sums unless `add` is zero.
 #[cube]
-fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &Item, #[comptime] config: Config) {
+fn multiply_stage(
+    base: u32,
+    tmem: u32,
+    sums: u32,
+    stage: u32,
+    add: u32,
+    item: &Item,
+    #[comptime] config: BlackwellConfig,
+) {
     let layout = comptime!(config.layout());
     let (a, b) = stage_operands(base, stage, layout);
     let (a, b) = (operand_descriptor(a), operand_descriptor(b));

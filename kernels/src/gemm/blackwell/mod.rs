@@ -40,7 +40,7 @@ use super::grouped::Grouping;
 use super::tma::item::ItemShape;
 use super::tma::launch::{self, Pass};
 use super::tma::maps::Matrix;
-use super::tma::plan::{GemmShape, Plan};
+use super::tma::plan::{GemmPlan, GemmShape};
 use super::tma::ring::Layout;
 use super::tma::scales::load_width;
 use super::tma::store::Store;
@@ -80,7 +80,7 @@ const PROMOTED_BUFFERS: usize = 4;
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Config {
+struct BlackwellConfig {
     /// Columns of a tile.
     cols: usize,
     /// Blocks that multiply together: 1, or a cluster of 2 with 128 rows of its tile each.
@@ -98,7 +98,7 @@ struct Config {
     formats: [Format; 2],
 }
 
-impl Config {
+impl BlackwellConfig {
     /// Whether the tensor cores apply the scales.
     const fn block_scaled(&self) -> bool {
         matches!(self.scaling, Scaling::TensorCores)
@@ -188,7 +188,7 @@ impl Config {
     /// Uses the maximum number of stages, and two chunks if that costs no stage.
     fn with_stages(self, max_shared: usize) -> Self {
         let stages = |chunks: usize| {
-            Layout::most_stages(max_shared, |stages| Config { stages, chunks, ..self }.shared_words() * 4)
+            Layout::most_stages(max_shared, |stages| BlackwellConfig { stages, chunks, ..self }.shared_words() * 4)
         };
         let (one, two) = (stages(1), stages(2));
         Self { stages: one, chunks: if one == two { 2 } else { 1 }, ..self }
@@ -211,8 +211,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 }
 
 /// Plan that the cost estimate chooses.
-pub(super) fn plan(shape: &GemmShape, sms: usize) -> Plan {
-    Plan::of(&Scaling::of(shape), shape, STEP, sms)
+pub(super) fn plan(shape: &GemmShape, sms: usize) -> GemmPlan {
+    GemmPlan::of(&Scaling::of(shape), shape, STEP, sms)
 }
 
 /// Groups of 128 rows of B whose scales a tile of `cols` columns needs.
@@ -224,7 +224,7 @@ const fn scale_tiles_b(cols: usize, grouping: Option<Grouping>) -> usize {
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Scaling, pass: &Pass) {
     let (cols, ctas, target) = (pass.plan.tile.cols, pass.plan.cluster, pass.target);
-    let config = Config {
+    let config = BlackwellConfig {
         cols,
         ctas: ctas as u32,
         stages: 1,
@@ -270,7 +270,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
 mod tests {
     use super::*;
     use crate::element_type::ElementType;
-    use crate::gemm::tma::plan::{Machine, Tile};
+    use crate::gemm::tma::plan::{GemmTile, Machine};
 
     /// Sums and scales of every tile fit in the 512 columns of tensor memory. Stages, chunks and
     /// barriers fit in a block's shared memory, at the alignment that TMA and the tensor cores
@@ -279,14 +279,14 @@ mod tests {
     fn memory_suffices() {
         let scalings = [Scaling::Epilogue, Scaling::TensorCores, Scaling::EachStep, Scaling::EachStepByColumn];
         let tiles = |scaling: Scaling| scaling.tiles().map(move |tile| (scaling, tile)).collect::<Vec<_>>();
-        let clusters = |(scaling, tile): (Scaling, Tile)| {
+        let clusters = |(scaling, tile): (Scaling, GemmTile)| {
             scaling.clusters(tile, 4096).iter().map(move |&cluster| (scaling, tile.cols, cluster as u32))
         };
         for (scaling, cols, ctas) in scalings.into_iter().flat_map(tiles).flat_map(clusters) {
             let groupings = [None, Some(Grouping::Rows), Some(Grouping::Contraction)];
             let dtypes = [ElementType::F32, ElementType::F16, ElementType::Bf16];
             for (dtype, grouping) in dtypes.into_iter().flat_map(|dtype| groupings.map(|grouping| (dtype, grouping))) {
-                let config = Config {
+                let config = BlackwellConfig {
                     cols,
                     ctas,
                     stages: 1,

@@ -34,7 +34,7 @@
 //! dense FP8, 148 SMs, 1.85 GHz). Assumed: shared memory moves 128 bytes a cycle, as on Hopper.
 
 use crate::gemm::tma::maps::ROW_BYTES;
-use crate::gemm::tma::plan::{GemmShape, Machine, Tile};
+use crate::gemm::tma::plan::{GemmShape, GemmTile, Machine};
 
 /// Contraction length of a pipeline stage, one byte per code; four blocks of 32.
 pub(super) const STEP: usize = ROW_BYTES;
@@ -101,17 +101,17 @@ impl Machine for Scaling {
     /// 8 TB/s, 148 SMs, 1.85 GHz.
     const MEMORY_PER_CYCLE: usize = 29;
 
-    fn tiles(&self) -> impl Iterator<Item = Tile> {
-        self.cols().iter().map(|&cols| Tile { rows: ROWS, cols })
+    fn tiles(&self) -> impl Iterator<Item = GemmTile> {
+        self.cols().iter().map(|&cols| GemmTile { rows: ROWS, cols })
     }
 
-    fn clusters(&self, tile: Tile, m: usize) -> &'static [usize] {
+    fn clusters(&self, tile: GemmTile, m: usize) -> &'static [usize] {
         if self.is_promoted() || m <= tile.rows || tile.cols < MIN_PAIR_COLS { &[1] } else { &[2, 1] }
     }
 
     /// Cycles of the tensor cores, or of shared memory traffic (TMA writes, tensor core reads) if
     /// more.
-    fn step_cycles(&self, tile: Tile, cluster: usize) -> usize {
+    fn step_cycles(&self, tile: GemmTile, cluster: usize) -> usize {
         let moved = 2 * (tile.rows + tile.cols / cluster) * STEP;
         (tile.rows * tile.cols * STEP / 8192).max(moved / 128)
     }
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn two_blocks_move_half_of_b() {
         for (cols, alone, pair) in [(256, 768, 512), (192, 640, 448), (128, 512, 384)] {
-            let cycles = |cluster| Scaling::Epilogue.step_cycles(Tile { rows: ROWS, cols }, cluster);
+            let cycles = |cluster| Scaling::Epilogue.step_cycles(GemmTile { rows: ROWS, cols }, cluster);
             assert_eq!([cycles(1), cycles(2)], [alone, pair], "{cols} columns");
         }
     }

@@ -4,10 +4,10 @@ use cubecl::prelude::*;
 
 use super::epilogue::warp_row;
 use super::plan::{ROWS, Scaling};
-use super::{Config, STORERS};
+use super::{BlackwellConfig, STORERS};
 use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::ring::{Place, Ring, advance};
+use crate::gemm::tma::ring::{Ring, RingPlace, advance};
 use crate::gemm::tma::scales::step_factor;
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait, named_barrier};
 use crate::ptx::shared::{load_shared_words, store_shared};
@@ -36,10 +36,10 @@ pub(super) fn add_steps(
     sums: &mut Array<f32>,
     tmem: u32,
     places: &Places,
-    buffer: &mut Place,
+    buffer: &mut RingPlace,
     problem: &Problem,
     item: &Item,
-    #[comptime] config: Config,
+    #[comptime] config: BlackwellConfig,
 ) {
     #[unroll]
     for i in 0..comptime!(config.cols) {
@@ -83,7 +83,7 @@ pub(super) fn add_steps(
 
 /// Column of the tile whose scale this thread loads.
 #[cube]
-fn own_col(#[comptime] config: Config) -> u32 {
+fn own_col(#[comptime] config: BlackwellConfig) -> u32 {
     if comptime!(config.scaling == Scaling::EachStepByColumn) {
         // With fewer columns than threads, two threads load each column.
         UNIT_POS % comptime!(if config.cols < ROWS { config.cols as u32 } else { ROWS as u32 })
@@ -94,7 +94,7 @@ fn own_col(#[comptime] config: Config) -> u32 {
 
 /// Address of the column scales for the step whose sums are in buffer `buffer`.
 #[cube]
-fn column_scales(base: u32, buffer: u32, #[comptime] config: Config) -> u32 {
+fn column_scales(base: u32, buffer: u32, #[comptime] config: BlackwellConfig) -> u32 {
     base + comptime!(config.column_scales_at() as u32) + buffer % 2 * comptime!(config.column_scales() as u32)
 }
 
@@ -107,7 +107,7 @@ fn add_part(
     scale_b: f32,
     scales_b: u32,
     #[comptime] first: usize,
-    #[comptime] config: Config,
+    #[comptime] config: BlackwellConfig,
 ) {
     let mut scales = Array::<f32>::new(comptime!(SCALED));
     #[unroll]

@@ -5,7 +5,7 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::decode::{Chunk, Halves, chunk_scales, decode_halves};
-use super::{Config, PITCH, STEP};
+use super::{HalfConfig, PITCH, STEP};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
@@ -29,7 +29,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     b: &Array<Chunk>,
     problem: &Problem,
     out: &mut Array<O>,
-    #[comptime] config: Config,
+    #[comptime] config: HalfConfig,
     #[define(O)] _dtype: StorageType,
     #[define(E)] _element: StorageType,
     #[comptime] _version: Version,
@@ -124,7 +124,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
 
 /// Accumulators of the plane, in row-major order of its products.
 #[cube]
-fn zeros(#[comptime] config: Config) -> Sequence<cmma::Matrix<f32>> {
+fn zeros(#[comptime] config: HalfConfig) -> Sequence<cmma::Matrix<f32>> {
     let mut sums = Sequence::<cmma::Matrix<f32>>::new();
     #[unroll]
     for _ in 0..comptime!(config.products()[0] * config.products()[1]) {
@@ -141,7 +141,7 @@ fn zeros(#[comptime] config: Config) -> Sequence<cmma::Matrix<f32>> {
 }
 
 #[cube]
-fn clear(sums: &Sequence<cmma::Matrix<f32>>, #[comptime] config: Config) {
+fn clear(sums: &Sequence<cmma::Matrix<f32>>, #[comptime] config: HalfConfig) {
     #[unroll]
     for i in 0..comptime!((config.products()[0] * config.products()[1]) as usize) {
         cmma::fill(sums.index(i), 0.0f32);
@@ -163,7 +163,7 @@ fn load_step(
     row0: u32,
     rows: u32,
     first: u32,
-    #[comptime] config: Config,
+    #[comptime] config: HalfConfig,
     #[comptime] side: usize,
 ) -> Held {
     let chunks = problem.words / comptime!(CHUNK_CODES / 4);
@@ -202,7 +202,7 @@ fn store_step<E: Float>(
     problem: &Problem,
     stages: &mut SharedMemory<Halves<E>>,
     start: u32,
-    #[comptime] config: Config,
+    #[comptime] config: HalfConfig,
     #[comptime] side: usize,
 ) {
     let units = comptime!(config.units());
@@ -235,7 +235,7 @@ fn multiply<E: Float>(
     sums: &Sequence<cmma::Matrix<f32>>,
     rows_a: u32,
     rows_b: u32,
-    #[comptime] config: Config,
+    #[comptime] config: HalfConfig,
 ) {
     let [m, n, k] = comptime!(config.unit.shape);
     let products_m = comptime!(config.products()[0]);
@@ -267,7 +267,7 @@ fn fragment<E: Float>(
     stages: &SharedMemory<Halves<E>>,
     start: usize,
     #[comptime] ident: cmma::MatrixIdent,
-    #[comptime] config: Config,
+    #[comptime] config: HalfConfig,
 ) -> cmma::Matrix<Halves<E>> {
     let [m, n, k] = comptime!(config.unit.shape);
     let (rows, layout) = comptime!(match ident {
@@ -292,7 +292,7 @@ fn load_factors(
     factors: &mut SharedMemory<f32>,
     work: &Work,
     block: u32,
-    #[comptime] config: Config,
+    #[comptime] config: HalfConfig,
 ) {
     let units = comptime!(config.units());
     let rows = comptime!(config.tile.size[0]);
@@ -316,7 +316,7 @@ fn scale(
     strips: &mut SharedMemory<f32>,
     totals: &mut Array<f32>,
     factors: &SharedMemory<f32>,
-    #[comptime] config: Config,
+    #[comptime] config: HalfConfig,
 ) {
     let shape = comptime!(config.unit.shape);
     let part = comptime!(config.tile.part());
@@ -353,7 +353,7 @@ fn scale(
 
 /// Synchronizes the plane. No other plane uses its strip.
 #[cube]
-fn sync_strips(#[comptime] config: Config) {
+fn sync_strips(#[comptime] config: HalfConfig) {
     if comptime!(config.unit.plane_sync) {
         sync_plane();
     } else {

@@ -8,7 +8,7 @@
 //! truncate (Fasi et al., *Numerical behavior of NVIDIA tensor cores*). For others little is
 //! published. None has the short accumulator of FP8, so `use_fast_accum` changes nothing.
 //!
-//! A thread block makes one output tile ([`Tile`]), with 32 codes of the contraction per step. A
+//! A thread block makes one output tile ([`HalfTile`]), with 32 codes of the contraction per step. A
 //! step's codes are in registers while the previous step is multiplied. Then they are decoded into
 //! the other of two stages of shared memory. The mapping of cooperative matrix elements to units is
 //! unspecified, so sums pass through shared memory to be scaled.
@@ -35,7 +35,7 @@ const PITCH: u32 = STEP + 8;
 
 /// Output tile of a cube, and its split among planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Tile {
+struct HalfTile {
     /// Rows and columns.
     size: [u32; 2],
     /// Planes along the rows and along the columns.
@@ -43,9 +43,10 @@ struct Tile {
 }
 
 /// Tiles, largest first. The second fits into 32 KiB of shared memory.
-const TILES: [Tile; 2] = [Tile { size: [128, 128], planes: [2, 4] }, Tile { size: [64, 64], planes: [2, 2] }];
+const TILES: [HalfTile; 2] =
+    [HalfTile { size: [128, 128], planes: [2, 4] }, HalfTile { size: [64, 64], planes: [2, 2] }];
 
-impl Tile {
+impl HalfTile {
     const fn plane_count(self) -> u32 {
         self.planes[0] * self.planes[1]
     }
@@ -122,19 +123,19 @@ impl Unit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Units {
     /// Largest first; not empty.
-    tiles: &'static [Tile],
+    tiles: &'static [HalfTile],
 }
 
 impl Units {
     /// `None` if the device has no units for this element, or no tile fits.
     pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: ElementType) -> Option<Self> {
         let (unit, hardware) = (Unit::of(client, element)?, &client.properties().hardware);
-        let fits = |tile: &Tile| {
+        let fits = |tile: &HalfTile| {
             tile.plane_count() * unit.plane <= hardware.max_units_per_cube
                 && tile.shared_bytes(unit.shape[0]) <= hardware.max_shared_memory_size
         };
         // A device that fits one tile fits all smaller ones.
-        let tiles: &[Tile] = &TILES;
+        let tiles: &[HalfTile] = &TILES;
         Some(Self { tiles: &tiles[tiles.iter().position(fits)?..] })
     }
 
@@ -153,8 +154,8 @@ impl Units {
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Config {
-    tile: Tile,
+struct HalfConfig {
+    tile: HalfTile,
     unit: Unit,
     formats: [Format; 2],
     /// Element type after decoding.
@@ -163,7 +164,7 @@ struct Config {
     by_block: bool,
 }
 
-impl Config {
+impl HalfConfig {
     /// Units of a cube.
     const fn units(self) -> u32 {
         self.unit.plane * self.tile.plane_count()
@@ -191,7 +192,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let unit = Unit::of(client, element).expect("the path asks for them");
     let (m, n, matrices) = gemm.matrices();
     let tile = TILES.into_iter().find(|tile| tile.size == gemm.plan.size()).expect("selected among them");
-    let config = Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.shape().by_block() };
+    let config = HalfConfig { tile, unit, formats: gemm.formats(), element, by_block: gemm.shape().by_block() };
     // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are guarded by
     // the operands' rows and words, stores by `m` and `n`.
     unsafe {

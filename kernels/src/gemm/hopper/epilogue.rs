@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::plan::{MMA_ROWS, group_cols};
 use super::rank::{consumer, group_origin};
-use super::{CHUNK, Config, GROUP};
+use super::{CHUNK, GROUP, HopperConfig};
 use crate::element_type::ElementType;
 use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
@@ -24,7 +24,7 @@ pub(super) fn store_tile<O: Float>(
     out: &mut Array<O>,
     problem: &Problem,
     item: &Item,
-    #[comptime] config: Config,
+    #[comptime] config: HopperConfig,
 ) {
     let (group_row, group_col) = group_origin(config);
     let thread = UNIT_POS % GROUP;
@@ -75,7 +75,7 @@ fn finish(
     problem: &Problem,
     own: &Own,
     item: &Item,
-    #[comptime] config: Config,
+    #[comptime] config: HopperConfig,
 ) {
     let [first, count] = comptime!(columns);
     let (work, block) = (&item.work, 0u32.runtime());
@@ -103,7 +103,7 @@ fn finish(
 
 /// Address of a free chunk of this warpgroup. The last store from it has finished reading.
 #[cube]
-fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> u32 {
+fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: HopperConfig) -> u32 {
     if leads(GROUP) {
         tma_store_wait_read(comptime!(config.chunks as u32 - 1));
     }
@@ -115,7 +115,7 @@ fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> 
 /// Writes a chunk of sums, from `first` on, to shared memory at `at`. It is then visible to TMA and
 /// all threads of the warpgroup.
 #[cube]
-fn stage(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] config: Config) {
+fn stage(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] config: HopperConfig) {
     if comptime!(config.store.dtype == ElementType::F32) {
         stage_f32(sums, at, first);
     } else {

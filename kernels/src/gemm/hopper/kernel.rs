@@ -6,12 +6,12 @@ use super::epilogue::store_tile;
 use super::plan::{CONSUMERS, Promotion, group_cols, mma_cols};
 use super::rank::group_origin;
 use super::scales::{SCALE_THREADS, fetch_scales, load_scales_a, load_scales_b, scales_b_at};
-use super::{BOX_BYTES, Config, GROUP, HALVES};
+use super::{BOX_BYTES, GROUP, HALVES, HopperConfig};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::first_group;
 use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
 use crate::gemm::tma::maps::{InsteadOfShapes, ROW_BYTES};
-use crate::gemm::tma::ring::{Place, Ring, advance, arrive, first_place, stage_operands};
+use crate::gemm::tma::ring::{Ring, RingPlace, advance, arrive, first_place, stage_operands};
 use crate::gemm::tma::store::finish_stores;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive_expect_tx, setmaxnreg_dec, setmaxnreg_inc,
@@ -33,7 +33,7 @@ pub(super) fn gemm_hopper<O: Float>(
     out: &mut Array<O>,
     _codes_b: &InsteadOfShapes,
     extent: Extent,
-    #[comptime] config: Config,
+    #[comptime] config: HopperConfig,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -129,7 +129,7 @@ fn fill(
     stage: u32,
     step: u32,
     item: &Item,
-    #[comptime] config: Config,
+    #[comptime] config: HopperConfig,
 ) {
     let layout = comptime!(config.layout());
     let full = ring.full(stage);
@@ -148,7 +148,7 @@ fn load(
     full: u32,
     step: u32,
     row: u32,
-    #[comptime] config: Config,
+    #[comptime] config: HopperConfig,
     #[comptime] side: usize,
 ) {
     let blocks = comptime!(if side == 0 { 1 } else { config.cluster as u32 });
@@ -170,7 +170,7 @@ fn load(
 
 /// Signals every producer of the cluster that this warp has finished reading a stage.
 #[cube]
-fn release(ring: &Ring, stage: u32, #[comptime] config: Config) {
+fn release(ring: &Ring, stage: u32, #[comptime] config: HopperConfig) {
     let lane = UNIT_POS % 32;
     if lane < comptime!(config.cluster as u32) {
         arrive(ring.empty(stage), lane, comptime!(config.cluster as u32));
@@ -179,7 +179,7 @@ fn release(ring: &Ring, stage: u32, #[comptime] config: Config) {
 
 /// [`release`] after all lanes have read the stage's scales; one arrival covers the whole warp.
 #[cube]
-fn release_read(ring: &Ring, stage: u32, #[comptime] config: Config) {
+fn release_read(ring: &Ring, stage: u32, #[comptime] config: HopperConfig) {
     if comptime!(config.promotion.is_scaled()) {
         sync_plane();
     }
@@ -189,7 +189,7 @@ fn release_read(ring: &Ring, stage: u32, #[comptime] config: Config) {
 /// Addresses of this warpgroup's rows of A and of B in a stage. 64 rows have the same size in either
 /// order.
 #[cube]
-fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
+fn operands(base: u32, stage: u32, #[comptime] config: HopperConfig) -> (u32, u32) {
     let (row, col) = group_origin(config);
     let (a, b) = stage_operands(base, stage, comptime!(config.layout()));
     (a + row * comptime!(ROW_BYTES as u32), b + col * comptime!(ROW_BYTES as u32))
@@ -201,10 +201,10 @@ fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
 fn multiply_fast(
     sums: &mut Array<f32>,
     ring: &Ring,
-    place: &mut Place,
+    place: &mut RingPlace,
     problem: &Problem,
     item: &Item,
-    #[comptime] config: Config,
+    #[comptime] config: HopperConfig,
 ) {
     let mut step = item.step_begin;
     let mut previous = place.at;
@@ -232,7 +232,7 @@ fn multiply_fast(
 /// Issues the four `wgmma` of a stage whose operands are at these addresses. The first adds to the
 /// accumulators unless `add` is zero.
 #[cube]
-fn multiply_stage(acc: &mut Array<f32>, a: u32, b: u32, add: u32, #[comptime] config: Config) {
+fn multiply_stage(acc: &mut Array<f32>, a: u32, b: u32, add: u32, #[comptime] config: HopperConfig) {
     let cols = comptime!(mma_cols(config.tile, config.promotion) as u32);
     let [leading_a, leading_b] = comptime!([0, 1].map(|side| config.leading(side)));
     let [step_a, step_b] = comptime!([0, 1].map(|side| config.product_step(side)));
@@ -251,7 +251,13 @@ fn multiply_stage(acc: &mut Array<f32>, a: u32, b: u32, add: u32, #[comptime] co
 /// contraction. A stage is released as soon as its last product is done and its scales are in
 /// registers. Per-column scales do not all fit in registers: two are loaded for every four sums.
 #[cube]
-fn multiply_promoted(sums: &mut Array<f32>, ring: &Ring, place: &mut Place, item: &Item, #[comptime] config: Config) {
+fn multiply_promoted(
+    sums: &mut Array<f32>,
+    ring: &Ring,
+    place: &mut RingPlace,
+    item: &Item,
+    #[comptime] config: HopperConfig,
+) {
     let cols = comptime!(mma_cols(config.tile, config.promotion));
     let parts = comptime!(group_cols(config.tile) / mma_cols(config.tile, config.promotion));
     let mut part = Array::<f32>::new(comptime!(cols / 2));

@@ -43,7 +43,7 @@ use super::Gemm;
 use super::tma::item::ItemShape;
 use super::tma::launch::{self, Pass};
 use super::tma::maps::{Matrix, ROW_BYTES};
-use super::tma::plan::{GemmShape, Plan, Tile};
+use super::tma::plan::{GemmPlan, GemmShape, GemmTile};
 use super::tma::ring::Layout;
 use super::tma::scales::load_width;
 use super::tma::store::Store;
@@ -101,14 +101,14 @@ const fn step(granularities: [Granularity; 2]) -> usize {
 }
 
 /// Plan that the cost estimate chooses.
-pub(super) fn plan(shape: &GemmShape, sms: usize) -> Plan {
-    Plan::of(&Promotion::of(shape), shape, step(shape.granularities), sms)
+pub(super) fn plan(shape: &GemmShape, sms: usize) -> GemmPlan {
+    GemmPlan::of(&Promotion::of(shape), shape, step(shape.granularities), sms)
 }
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Config {
-    tile: Tile,
+struct HopperConfig {
+    tile: GemmTile,
     cluster: usize,
     stages: usize,
     /// Destination of a stage's sums.
@@ -121,7 +121,7 @@ struct Config {
     scale_widths: [u32; 2],
 }
 
-impl Config {
+impl HopperConfig {
     /// Whether sums do not fit in the 168 registers that each of 384 threads can have. The producer
     /// then gives up some of its registers.
     const fn moves_registers(&self) -> bool {
@@ -219,7 +219,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 
 fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: Promotion, pass: &Pass) {
     let (plan, target, store) = (&pass.plan, pass.target, pass.store());
-    let mut config = Config {
+    let mut config = HopperConfig {
         tile: plan.tile,
         cluster: plan.cluster,
         stages: 1,
@@ -232,7 +232,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
         scale_widths: [gemm.a, gemm.b].map(load_width),
     };
     let max_shared = client.properties().hardware.max_shared_memory_size;
-    config.stages = Layout::most_stages(max_shared, |stages| Config { stages, ..config }.shared_words() * 4);
+    config.stages = Layout::most_stages(max_shared, |stages| HopperConfig { stages, ..config }.shared_words() * 4);
     let codes = || [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element, gemm.isa));
     let [a, b] = gemm.halves.map_or_else(codes, |halves| halves.matrices.clone());
     let (_, n, _) = gemm.matrices();

@@ -22,7 +22,7 @@
 
 use crate::Granularity;
 use crate::gemm::tma::maps::ROW_BYTES;
-use crate::gemm::tma::plan::{GemmShape, Machine, Tile};
+use crate::gemm::tma::plan::{GemmShape, GemmTile, Machine};
 
 /// Rows of a product of one warpgroup.
 pub(super) const MMA_ROWS: usize = 64;
@@ -64,26 +64,26 @@ impl Promotion {
 }
 
 /// Tiles, from the fastest per element to the smallest.
-pub(super) const TILES: [Tile; 5] = [
-    Tile { rows: 128, cols: 256 },
-    Tile { rows: 128, cols: 128 },
-    Tile { rows: 64, cols: 256 },
-    Tile { rows: 64, cols: 128 },
-    Tile { rows: 128, cols: 64 },
+pub(super) const TILES: [GemmTile; 5] = [
+    GemmTile { rows: 128, cols: 256 },
+    GemmTile { rows: 128, cols: 128 },
+    GemmTile { rows: 64, cols: 256 },
+    GemmTile { rows: 64, cols: 128 },
+    GemmTile { rows: 128, cols: 64 },
 ];
 
 /// Number of warpgroups along M; the others are along N.
-pub(super) const fn row_groups(tile: Tile) -> usize {
+pub(super) const fn row_groups(tile: GemmTile) -> usize {
     tile.rows / MMA_ROWS
 }
 
 /// Columns of one warpgroup.
-pub(super) const fn group_cols(tile: Tile) -> usize {
+pub(super) const fn group_cols(tile: GemmTile) -> usize {
     tile.cols * row_groups(tile) / CONSUMERS
 }
 
 /// Columns of one product.
-pub(super) const fn mma_cols(tile: Tile, promotion: Promotion) -> usize {
+pub(super) const fn mma_cols(tile: GemmTile, promotion: Promotion) -> usize {
     match promotion {
         Promotion::Never => group_cols(tile),
         _ if group_cols(tile) > MAX_PROMOTED_COLS => MAX_PROMOTED_COLS,
@@ -93,7 +93,7 @@ pub(super) const fn mma_cols(tile: Tile, promotion: Promotion) -> usize {
 
 /// f32 registers of a thread for the sums of the tile and of one product. At most 192, of 232
 /// available, or 224 if scales are fetched.
-pub(super) const fn sum_registers(tile: Tile, promotion: Promotion) -> usize {
+pub(super) const fn sum_registers(tile: GemmTile, promotion: Promotion) -> usize {
     let (sums, cols) = (group_cols(tile) / 2, mma_cols(tile, promotion));
     if matches!(promotion, Promotion::Never) { sums } else { sums + cols / 2 }
 }
@@ -102,24 +102,24 @@ impl Machine for Promotion {
     /// 4.8 TB/s, 132 SMs, 1.75 GHz.
     const MEMORY_PER_CYCLE: usize = 20;
 
-    fn tiles(&self) -> impl Iterator<Item = Tile> {
+    fn tiles(&self) -> impl Iterator<Item = GemmTile> {
         TILES.into_iter()
     }
 
     /// Two blocks share B if the tile rows pair up, or if at most one tile in eight has no existing
     /// rows.
-    fn clusters(&self, tile: Tile, m: usize) -> &'static [usize] {
+    fn clusters(&self, tile: GemmTile, m: usize) -> &'static [usize] {
         let tiles = m.div_ceil(tile.rows);
         if tiles.is_multiple_of(2) || tiles > 7 { &[2] } else { &[1] }
     }
 
     /// Two blocks share B if a group has enough rows for two and L2 then reads fewer bytes.
-    fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize] {
+    fn group_clusters(&self, tile: GemmTile, rows: usize) -> &'static [usize] {
         if rows > tile.rows.max(2 * tile.rows * tile.rows / tile.cols) { &[2] } else { &[1] }
     }
 
     /// Cycles of the tensor cores, or of shared memory if more. A cluster only saves reads of L2.
-    fn step_cycles(&self, tile: Tile, _: usize) -> usize {
+    fn step_cycles(&self, tile: GemmTile, _: usize) -> usize {
         let cols = mma_cols(tile, *self);
         let products = CONSUMERS * group_cols(tile) / cols;
         let read = products * (MMA_ROWS + cols) * ROW_BYTES;

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::plan::{CONSUMERS, MMA_ROWS, group_cols, row_groups};
-use super::{Config, GROUP};
+use super::{GROUP, HopperConfig};
 
 /// Index of this consumer warpgroup.
 #[cube]
@@ -13,7 +13,7 @@ pub(super) fn consumer() -> u32 {
 
 /// Row and column of the tile where this warpgroup's part starts.
 #[cube]
-pub(super) fn group_origin(#[comptime] config: Config) -> (u32, u32) {
+pub(super) fn group_origin(#[comptime] config: HopperConfig) -> (u32, u32) {
     let group = consumer();
     let above = comptime!(row_groups(config.tile) as u32);
     (group % above * comptime!(MMA_ROWS as u32), group / above * comptime!(group_cols(config.tile) as u32))

@@ -8,10 +8,10 @@ use cubecl::prelude::*;
 
 use super::plan::{Promotion, mma_cols};
 use super::rank::group_origin;
-use super::{Config, GROUP};
+use super::{GROUP, HopperConfig};
 use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::ring::{Place, Ring, advance, stage_scales};
+use crate::gemm::tma::ring::{Ring, RingPlace, advance, stage_scales};
 use crate::gemm::tma::scales::{loads_at, pick};
 use crate::ptx::barrier::mbarrier_arrive;
 use crate::ptx::shared::{load_shared, load_shared_words, store_shared};
@@ -19,7 +19,7 @@ use crate::ptx::shared::{load_shared, load_shared_words, store_shared};
 /// Threads that fetch scales: the producer's warps except the first.
 pub(super) const SCALE_THREADS: u32 = 96;
 
-impl Config {
+impl HopperConfig {
     /// Rows of operand 0 (A) or 1 (B) whose scales a stage has. For B, one per product if its
     /// columns share a scale.
     pub(super) const fn scale_lines(&self, side: usize) -> usize {
@@ -50,7 +50,13 @@ impl Config {
 /// Writes the scales of an item's stages to shared memory, as stages become free. Issues loads
 /// before waiting for a stage.
 #[cube]
-pub(super) fn fetch_scales(problem: &Problem, ring: &Ring, place: &mut Place, item: &Item, #[comptime] config: Config) {
+pub(super) fn fetch_scales(
+    problem: &Problem,
+    ring: &Ring,
+    place: &mut RingPlace,
+    item: &Item,
+    #[comptime] config: HopperConfig,
+) {
     let mut of_a = Array::<f32>::new(comptime!(config.fetched(0)));
     let mut of_b = Array::<f32>::new(comptime!(config.fetched(1)));
     let mut step = item.step_begin;
@@ -80,7 +86,7 @@ fn load_lines(
     to: &mut Array<f32>,
     item: &Item,
     step: u32,
-    #[comptime] config: Config,
+    #[comptime] config: HopperConfig,
     #[comptime] side: usize,
 ) {
     let width = comptime!(config.scale_widths[side]);
@@ -100,7 +106,7 @@ fn load_lines(
 
 /// Writes this thread's scales for the step's block to a stage.
 #[cube]
-fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: Config, #[comptime] side: usize) {
+fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: HopperConfig, #[comptime] side: usize) {
     let width = comptime!(config.scale_widths[side]);
     let which = step % width;
     #[unroll]
@@ -115,7 +121,7 @@ fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: Config
 
 /// Loads the scales of this thread's two rows from a stage.
 #[cube]
-pub(super) fn load_scales_a(to: &mut Array<f32>, base: u32, stage: u32, #[comptime] config: Config) {
+pub(super) fn load_scales_a(to: &mut Array<f32>, base: u32, stage: u32, #[comptime] config: HopperConfig) {
     let (group_row, _) = group_origin(config);
     let row = group_row + UNIT_POS % GROUP / 32 * 16 + UNIT_POS % 32 / 4;
     let scales = stage_scales(base, stage, comptime!(config.layout()));
@@ -125,7 +131,7 @@ pub(super) fn load_scales_a(to: &mut Array<f32>, base: u32, stage: u32, #[compti
 
 /// Address of this thread's first scale of B for product `p` of a stage.
 #[cube]
-pub(super) fn scales_b_at(base: u32, stage: u32, #[comptime] p: u32, #[comptime] config: Config) -> u32 {
+pub(super) fn scales_b_at(base: u32, stage: u32, #[comptime] p: u32, #[comptime] config: HopperConfig) -> u32 {
     let (_, group_col) = group_origin(config);
     let col = group_col + comptime!(p * mma_cols(config.tile, config.promotion) as u32);
     let scales = stage_scales(base, stage, comptime!(config.layout())) + comptime!(4 * config.tile.rows as u32);

@@ -9,7 +9,7 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::scales::{Corner, Scales, sum_factor};
-use super::{Config, Tile};
+use super::{MmaConfig, MmaTile};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
@@ -35,7 +35,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     b: &Array<u32>,
     problem: &Problem,
     out: &mut Array<Vector<O, W>>,
-    #[comptime] config: Config,
+    #[comptime] config: MmaConfig,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -184,7 +184,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
 /// Starts this thread's copies of one step of both operands into a stage, and commits them as a
 /// group.
 #[cube]
-fn load_step(a: &Array<u32>, b: &Array<u32>, to: u32, from: &Corner, word: u32, words: u32, #[comptime] tile: Tile) {
+fn load_step(a: &Array<u32>, b: &Array<u32>, to: u32, from: &Corner, word: u32, words: u32, #[comptime] tile: MmaTile) {
     let pass = comptime!(tile.threads() / 4);
     #[unroll]
     for i in 0..comptime!(tile.size[0] / pass) {
@@ -212,7 +212,7 @@ fn multiply(
     problem: &Problem,
     from_a: u32,
     from_b: u32,
-    #[comptime] config: Config,
+    #[comptime] config: MmaConfig,
     #[comptime] step: u32,
 ) {
     let products_m = comptime!(config.tile.products()[0]);
@@ -270,7 +270,7 @@ fn store<O: Float, W: Size>(
     row: u32,
     col: u32,
     work: &Work,
-    #[comptime] config: Config,
+    #[comptime] config: MmaConfig,
 ) {
     let products_m = comptime!(config.tile.products()[0]);
     let products_n = comptime!(config.tile.products()[1]);

@@ -1,6 +1,6 @@
 //! GEMM for sm_89 and sm_120: FP8 tensor cores through `mma.sync`.
 //!
-//! A thread block makes one output tile ([`Tile`]), with 64 codes of the contraction per step.
+//! A thread block makes one output tile ([`MmaTile`]), with 64 codes of the contraction per step.
 //! Copies to shared memory (`cp.async`) run some steps ahead of the products. Rows and codes past
 //! the operand's end are filled with zeros. Each warp multiplies its part of the tile from
 //! fragments that `ldmatrix` loads.
@@ -43,7 +43,7 @@ use crate::{CudaArch, Format, Granularity, cuda_arch};
 
 /// Output tile of a block, its split among warps, and its pipeline depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Tile {
+struct MmaTile {
     /// Rows and columns.
     size: [u32; 2],
     /// Warps along the rows and along the columns.
@@ -54,13 +54,13 @@ struct Tile {
 
 /// Tiles, largest first. Three stages of the first take 48 KiB, so that two blocks fit on an SM if
 /// their registers do.
-const TILES: [Tile; 3] = [
-    Tile { size: [128, 128], warps: [2, 4], stages: 3 },
-    Tile { size: [64, 64], warps: [2, 2], stages: 4 },
-    Tile { size: [32, 64], warps: [1, 4], stages: 4 },
+const TILES: [MmaTile; 3] = [
+    MmaTile { size: [128, 128], warps: [2, 4], stages: 3 },
+    MmaTile { size: [64, 64], warps: [2, 2], stages: 4 },
+    MmaTile { size: [32, 64], warps: [1, 4], stages: 4 },
 ];
 
-impl Tile {
+impl MmaTile {
     const fn threads(self) -> u32 {
         32 * self.warps[0] * self.warps[1]
     }
@@ -80,7 +80,7 @@ impl Tile {
     /// The second term is memory traffic: an SM multiplies about 32 codes in the time of loading
     /// one.
     fn of(count: impl Fn([u32; 2]) -> u32, sms: u32) -> Self {
-        let work = |tile: &Tile| {
+        let work = |tile: &MmaTile| {
             let [rows, cols] = tile.size;
             u64::from(count(tile.size).div_ceil(sms)) * u64::from(rows * cols + 32 * (rows + cols))
         };
@@ -90,13 +90,13 @@ impl Tile {
 
 /// Rows and columns of the tile for a GEMM of this shape.
 pub(super) fn tile(shape: &GemmShape, sms: u32) -> [u32; 2] {
-    Tile::of(|size| shape.tiles(size), sms).size
+    MmaTile::of(|size| shape.tiles(size), sms).size
 }
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Config {
-    tile: Tile,
+struct MmaConfig {
+    tile: MmaTile,
     kind: MmaKind,
     formats: [Format; 2],
     /// Whether scales change along the contraction.
@@ -109,7 +109,7 @@ struct Config {
     scales_b_differ: bool,
 }
 
-impl Config {
+impl MmaConfig {
     /// Whether sums of each 128 of the contraction, or of each product, are added to f32 registers.
     const fn promotes(self) -> bool {
         self.by_block || self.by_product || !self.fast_accum
@@ -128,7 +128,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
     let tile = TILES.into_iter().find(|tile| tile.size == gemm.plan.size()).expect("selected among them");
     let kind = if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain };
-    let config = Config {
+    let config = MmaConfig {
         tile,
         kind,
         formats: gemm.formats(),
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn tiles_fill_the_device() {
-        let size = |m: u32, n: u32| Tile::of(|[rows, cols]| m.div_ceil(rows) * n.div_ceil(cols), 142).size;
+        let size = |m: u32, n: u32| MmaTile::of(|[rows, cols]| m.div_ceil(rows) * n.div_ceil(cols), 142).size;
         assert_eq!(size(4096, 4096), [128, 128]);
         assert_eq!(size(16384, 1024), [128, 128]);
         assert_eq!(size(1024, 1024), [64, 64]);

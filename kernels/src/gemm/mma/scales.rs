@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::Config;
+use super::MmaConfig;
 use crate::Granularity;
 use crate::gemm::problem::Problem;
 use crate::mx::e8m0_inverse_bits_of;
@@ -31,7 +31,7 @@ impl LinesOf {
     }
 }
 
-impl Config {
+impl MmaConfig {
     /// Rows of operand 0 (A) or 1 (B) in a thread's sums.
     pub(super) const fn line_count(self, side: usize) -> u32 {
         2 * self.tile.products()[side]
@@ -54,19 +54,19 @@ impl Config {
     }
 
     /// Rows whose E8M0 scales a thread holds.
-    const fn word_source(self, side: usize) -> Lines {
+    const fn word_source(self, side: usize) -> ScaleLines {
         let of = match self.kind {
             MmaKind::Plain => self.sum_lines(side),
             MmaKind::BlockScaled => LinesOf::Given,
         };
-        Lines { of, count: self.word_count(side), granularity: Granularity::Block1x32, differ: true }
+        ScaleLines { of, count: self.word_count(side), granularity: Granularity::Block1x32, differ: true }
     }
 
     /// Rows whose f32 scales a thread holds.
-    const fn factor_source(self, side: usize, granularity: Granularity) -> Lines {
+    const fn factor_source(self, side: usize, granularity: Granularity) -> ScaleLines {
         let count = self.line_count(side);
         let differ = if side == 0 { granularity.is_by_row() } else { self.scales_b_differ };
-        Lines { of: self.sum_lines(side), count, granularity, differ }
+        ScaleLines { of: self.sum_lines(side), count, granularity, differ }
     }
 
     /// Rows of an operand in a thread's sums.
@@ -94,7 +94,7 @@ impl Config {
 
 /// Rows whose scales a thread loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Lines {
+struct ScaleLines {
     of: LinesOf,
     count: u32,
     granularity: Granularity,
@@ -128,7 +128,7 @@ pub(super) struct Scales {
 #[cube]
 impl Scales {
     /// Allocates the arrays.
-    pub(super) fn new(#[comptime] config: Config, #[comptime] side: usize) -> Self {
+    pub(super) fn new(#[comptime] config: MmaConfig, #[comptime] side: usize) -> Self {
         Scales {
             words: Array::new(comptime!(config.word_count(side) as usize)),
             next: Array::new(comptime!(config.word_count(side) as usize)),
@@ -138,7 +138,7 @@ impl Scales {
     }
 
     /// Makes the loaded words current.
-    pub(super) fn use_words(&mut self, problem: &Problem, #[comptime] config: Config) {
+    pub(super) fn use_words(&mut self, problem: &Problem, #[comptime] config: MmaConfig) {
         if comptime!(problem.granularities[self.side].is_mx()) {
             #[unroll]
             for i in 0..comptime!(config.word_count(self.side) as usize) {
@@ -148,7 +148,7 @@ impl Scales {
     }
 
     /// Starts to load the E8M0 scales of a block.
-    pub(super) fn load_words(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: Config) {
+    pub(super) fn load_words(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: MmaConfig) {
         if comptime!(problem.granularities[self.side].is_mx()) {
             let lines = comptime!(config.word_source(self.side));
             load_scales(problem, &mut self.next, from, block, lines, comptime!(self.side));
@@ -156,7 +156,7 @@ impl Scales {
     }
 
     /// Loads the f32 scales of a block of 128.
-    pub(super) fn load_factors(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: Config) {
+    pub(super) fn load_factors(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: MmaConfig) {
         let granularity = comptime!(problem.granularities[self.side]);
         if comptime!(!granularity.is_mx()) {
             let lines = comptime!(config.factor_source(self.side, granularity));
@@ -165,7 +165,7 @@ impl Scales {
     }
 
     /// E8M0 scales of block `byte` of 32, for the sums of one product.
-    pub(super) fn of_product(&self, #[comptime] byte: u32, #[comptime] config: Config) -> Array<f32> {
+    pub(super) fn of_product(&self, #[comptime] byte: u32, #[comptime] config: MmaConfig) -> Array<f32> {
         let count = comptime!(config.line_count(self.side) as usize);
         let mut factors = Array::<f32>::new(count);
         #[unroll]
@@ -184,7 +184,7 @@ pub(super) fn sum_factor(
     b: &Scales,
     problem: &Problem,
     #[comptime] i: u32,
-    #[comptime] config: Config,
+    #[comptime] config: MmaConfig,
 ) -> f32 {
     let [row, col] = comptime!(config.lines_of(i));
     if comptime!(Granularity::any_mx(problem.granularities)) {
@@ -201,7 +201,7 @@ fn load_scales(
     to: &mut Array<u32>,
     from: &Corner,
     block: u32,
-    #[comptime] lines: Lines,
+    #[comptime] lines: ScaleLines,
     #[comptime] side: usize,
 ) {
     let (first, rows) = if comptime!(side == 0) { (from.row, from.rows) } else { (from.col, from.cols) };

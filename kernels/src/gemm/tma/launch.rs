@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::item::ExtentLaunch;
 use super::maps::{Target, sms};
-use super::plan::{Machine, Plan, fixed_plan};
+use super::plan::{GemmPlan, Machine, fixed_plan};
 use super::split_k::combine;
 use super::store::Store;
 use crate::element_type::ElementType;
@@ -15,7 +15,7 @@ use crate::gemm::problem::ProblemLaunch;
 /// A pass over all tiles of a GEMM.
 pub(in crate::gemm) struct Pass<'a> {
     gemm: &'a Gemm<'a>,
-    pub(in crate::gemm) plan: Plan,
+    pub(in crate::gemm) plan: GemmPlan,
     /// Destination of the tiles.
     pub(in crate::gemm) target: &'a Target,
     /// Steps of the whole contraction.
@@ -33,7 +33,7 @@ pub(in crate::gemm) fn launch<R: Runtime>(
     launch: impl FnOnce(&Pass),
 ) {
     let (steps, sms) = (gemm.a.k.div_ceil(step), sms(client));
-    let fixed = fixed_plan().and_then(|fixed| Plan::fixed(machine, fixed));
+    let fixed = fixed_plan().and_then(|fixed| GemmPlan::fixed(machine, fixed));
     let plan = fixed.unwrap_or(gemm.plan);
     let rows = plan.padded_rows(gemm.matrices().0);
     let is_split = plan.splits > 1;

@@ -115,7 +115,7 @@ impl GemmShape {
 
 /// Rows and columns of the output that a block makes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Tile {
+pub struct GemmTile {
     /// Rows.
     pub rows: usize,
     /// Columns.
@@ -153,20 +153,20 @@ pub(in crate::gemm) trait Machine {
     const MEMORY_PER_CYCLE: usize;
 
     /// Tiles that a block can make, the fastest per element first.
-    fn tiles(&self) -> impl Iterator<Item = Tile>;
+    fn tiles(&self) -> impl Iterator<Item = GemmTile>;
 
     /// Possible numbers of blocks along M that share the tiles of B, for an output of `m` rows. The
     /// best comes first.
-    fn clusters(&self, tile: Tile, m: usize) -> &'static [usize];
+    fn clusters(&self, tile: GemmTile, m: usize) -> &'static [usize];
 
     /// Possible numbers of blocks that share B, for groups of `rows` rows on average that start
     /// anywhere in a tile.
-    fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize] {
+    fn group_clusters(&self, tile: GemmTile, rows: usize) -> &'static [usize] {
         self.clusters(tile, rows)
     }
 
     /// Cycles of a step of the contraction in a cluster of `cluster` blocks.
-    fn step_cycles(&self, tile: Tile, cluster: usize) -> usize;
+    fn step_cycles(&self, tile: GemmTile, cluster: usize) -> usize;
 
     /// Whether a tile's epilogue overlaps the next tile's products.
     fn overlaps_epilogue(&self) -> bool;
@@ -174,19 +174,19 @@ pub(in crate::gemm) trait Machine {
 
 /// Division of a TMA GEMM among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Plan {
+pub struct GemmPlan {
     /// Output tile of a block.
-    pub tile: Tile,
+    pub tile: GemmTile,
     /// Blocks along M that share the tiles of B.
     pub cluster: usize,
     /// Splits of the contraction (split-K), which are summed separately.
     pub splits: usize,
 }
 
-impl Plan {
+impl GemmPlan {
     /// Plan with tiles of this size, for paths without TMA.
     pub(in crate::gemm) const fn of_tile([rows, cols]: [u32; 2]) -> Self {
-        Self { tile: Tile { rows: rows as usize, cols: cols as usize }, cluster: 1, splits: 1 }
+        Self { tile: GemmTile { rows: rows as usize, cols: cols as usize }, cluster: 1, splits: 1 }
     }
 
     /// Rows and columns of a tile.
@@ -208,7 +208,7 @@ impl Plan {
     /// SMs. Of equal ones, the first tile and cluster and the fewest splits.
     fn new<M: Machine>(machine: &M, [m, n]: [usize; 2], steps: usize, sms: usize) -> Self {
         let shapes = |tile| machine.clusters(tile, m).iter().map(move |&cluster| (tile, cluster));
-        let plans = |(tile, cluster)| SPLITS.map(|splits| Plan { tile, cluster, splits });
+        let plans = |(tile, cluster)| SPLITS.map(|splits| GemmPlan { tile, cluster, splits });
         let possible = machine
             .tiles()
             .flat_map(shapes)
@@ -235,7 +235,7 @@ impl Plan {
             Grouping::Rows => machine.group_clusters(tile, m.div_ceil(count)),
             Grouping::Contraction => machine.clusters(tile, m),
         };
-        let plans = |tile| clusters(tile).iter().map(move |&cluster| Plan { tile, cluster, splits: 1 });
+        let plans = |tile| clusters(tile).iter().map(move |&cluster| GemmPlan { tile, cluster, splits: 1 });
         let rows = |height: usize| grouping.row_tiles(count, m, height) * height;
         machine
             .tiles()
@@ -247,7 +247,7 @@ impl Plan {
     /// The fixed plan, if the kernel has its tile and cluster.
     pub(in crate::gemm) fn fixed<M: Machine>(machine: &M, fixed: FixedPlan) -> Option<Self> {
         let FixedPlan { rows, cols, cluster, .. } = fixed;
-        let tile = machine.tiles().find(|tile| *tile == Tile { rows, cols })?;
+        let tile = machine.tiles().find(|tile| *tile == GemmTile { rows, cols })?;
         // For many rows, the possible cluster sizes of a tile do not depend on their number.
         let is_possible = cluster == 1 || machine.clusters(tile, usize::MAX / 2).contains(&cluster);
         is_possible.then_some(Self { tile, cluster, splits: 1 })

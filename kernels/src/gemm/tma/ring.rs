@@ -89,17 +89,17 @@ impl Ring {
 
     /// Waits until the stage is full. Without `traps`, [`drain`](Self::drain) must detect that it
     /// never becomes full.
-    pub(crate) fn wait_full(&self, place: &Place, #[comptime] traps: bool) {
+    pub(crate) fn wait_full(&self, place: &RingPlace, #[comptime] traps: bool) {
         mbarrier_wait(self.full(place.at), place.parity, traps);
     }
 
     /// Waits until the stage is empty.
-    pub(crate) fn wait_empty(&self, place: &Place) {
+    pub(crate) fn wait_empty(&self, place: &RingPlace) {
         mbarrier_wait(self.empty(place.at), place.parity, true);
     }
 
     /// Waits until all stages are empty. `place` follows the last filled stage.
-    pub(crate) fn drain(&self, place: &mut Place, #[comptime] stages: usize) {
+    pub(crate) fn drain(&self, place: &mut RingPlace, #[comptime] stages: usize) {
         for _ in 0..comptime!(stages as u32) {
             self.wait_empty(place);
             advance(place, comptime!(stages as u32));
@@ -134,20 +134,20 @@ pub(in crate::gemm) fn stage_scales(base: u32, stage: u32, #[comptime] layout: L
 
 /// Position in a ring of stages or buffers, and the parity of its mbarrier in this round.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct RingPlace {
     pub(crate) at: u32,
     pub(crate) parity: u32,
 }
 
 /// Position 0, with this parity.
 #[cube]
-pub(crate) fn first_place(#[comptime] parity: u32) -> Place {
-    Place { at: 0u32.runtime(), parity: parity.runtime() }
+pub(crate) fn first_place(#[comptime] parity: u32) -> RingPlace {
+    RingPlace { at: 0u32.runtime(), parity: parity.runtime() }
 }
 
 /// Advances to the next of `count` positions.
 #[cube]
-pub(crate) fn advance(place: &mut Place, #[comptime] count: u32) {
+pub(crate) fn advance(place: &mut RingPlace, #[comptime] count: u32) {
     place.at += 1;
     if place.at == count {
         place.at = 0u32;

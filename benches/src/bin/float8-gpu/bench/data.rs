@@ -35,13 +35,13 @@ impl From<Granularity> for Scales {
 }
 
 /// Approximately standard normal values, and their FP8 codes under one scale.
-pub struct Table {
+pub struct Values {
     pub values: Vec<f32>,
     codes: Vec<u8>,
     format: Format,
 }
 
-impl Table {
+impl Values {
     pub fn new(format: Format) -> Self {
         let values = normal(TABLE, 1);
         let scale = reference::amax_to_scale(reference::amax(&values), format, Default::default());

@@ -12,7 +12,7 @@ use float8_kernels::{Format, GemmConfig, Granularity, HalfGemm, gemm_path, has_h
 use kernel_tests::Failure;
 use serde_json::json;
 
-use super::data::{Scales, Table, sets};
+use super::data::{Scales, Values, sets};
 use super::timing::Clock;
 use super::{Bench, Size};
 use crate::target::Target;
@@ -69,7 +69,7 @@ pub fn scaled<T: Target>(bench: &mut Bench<'_>) {
 
 /// Measures each shape with its scales, and Burn's matmul on it.
 fn measure<T: Target>(bench: &mut Bench<'_>, cases: impl Iterator<Item = ([usize; 3], [Scales; 2])>, with_burn: bool) {
-    let table = LazyCell::new(|| Table::new(Format::E4m3));
+    let table = LazyCell::new(|| Values::new(Format::E4m3));
     for (shape @ [m, n, k], of) in cases {
         let granularities @ [left, right] = of.map(|scales| scales.granularity);
         let mut scales = if left == right { left.to_string() } else { format!("{left},{right}") };
@@ -95,7 +95,7 @@ fn measure<T: Target>(bench: &mut Bench<'_>, cases: impl Iterator<Item = ([usize
 /// TFLOP/s, precise and fast.
 pub fn fp8<T: Target>(
     clock: Clock,
-    table: &Table,
+    table: &Values,
     shape @ [m, n, k]: [usize; 3],
     [left, right]: [Scales; 2],
 ) -> Result<[f64; 2], Failure> {
@@ -116,7 +116,7 @@ pub fn fp8<T: Target>(
 }
 
 /// TFLOP/s of the product in the compute dtype by the kernel for 16-bit matrices, if there is one.
-fn halves<T: Target>(clock: Clock, table: &Table, shape @ [m, n, k]: [usize; 3]) -> Option<f64> {
+fn halves<T: Target>(clock: Clock, table: &Values, shape @ [m, n, k]: [usize; 3]) -> Option<f64> {
     let (client, out) = (T::client(), T::compute_dtype().into());
     let matrix = |shape, seed| table.matrix(&client, shape, out, seed);
     let sets: Vec<_> = if has_half_gemm(&client) {

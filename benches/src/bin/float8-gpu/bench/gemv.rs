@@ -13,7 +13,7 @@ use float8_kernels::{Format, GEMV_ROWS, GemmConfig, GemmDevice, Granularity, sca
 use kernel_tests::Failure;
 use serde_json::{Value, json};
 
-use super::data::{Scales, Table, sets};
+use super::data::{Scales, Values, sets};
 use super::quantize::{copy_seconds, written};
 use super::timing::Clock;
 use super::{Bench, Size};
@@ -26,7 +26,7 @@ const LINEARS: [[usize; 2]; 4] = [[14_336, 4096], [4096, 4096], [1024, 4096], [1
 const ROWS: [usize; 3] = [1, GEMV_ROWS, GEMV_ROWS + 1];
 
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
-    let table = LazyCell::new(|| Table::new(Format::E4m3));
+    let table = LazyCell::new(|| Values::new(Format::E4m3));
     let granularities = match bench.size {
         Size::Tiny | Size::First => vec![Granularity::Tensor],
         Size::Headline | Size::Full => Granularity::ALL.to_vec(),
@@ -46,7 +46,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
 
 fn measure<T: Target>(
     clock: Clock,
-    table: &Table,
+    table: &Values,
     [m, n, k]: [usize; 3],
     granularity: Granularity,
 ) -> Result<Value, Failure> {

@@ -15,7 +15,7 @@ use float8_kernels::{
 use kernel_tests::Failure;
 use serde_json::json;
 
-use super::data::{Table, sets};
+use super::data::{Values, sets};
 use super::gemm::rate;
 use super::timing::Clock;
 use super::{Bench, Size};
@@ -98,7 +98,7 @@ impl Shape {
 }
 
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
-    let table = LazyCell::new(|| Table::new(Format::E4m3));
+    let table = LazyCell::new(|| Values::new(Format::E4m3));
     for shape in shapes(bench.size) {
         for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Block1x32] {
             let ([m, n, k], scales) = (shape.all(), granularity.to_string());
@@ -125,7 +125,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
 /// which does not change the time.
 fn grouped<T: Target>(
     clock: Clock,
-    table: &Table,
+    table: &Values,
     shape: Shape,
     granularity: Granularity,
 ) -> Result<[f64; 2], Failure> {
@@ -148,7 +148,7 @@ fn grouped<T: Target>(
 }
 
 /// A dense GEMM for each group with tokens, with separate operands and outputs.
-fn dense<T: Target>(clock: Clock, table: &Table, shape: Shape, granularity: Granularity) -> f64 {
+fn dense<T: Target>(clock: Clock, table: &Values, shape: Shape, granularity: Granularity) -> f64 {
     let (client, out) = (T::client(), T::compute_dtype().into());
     let set = |i: usize| {
         let full = shape.sizes.iter().enumerate().filter(|(_, size)| **size > 0);

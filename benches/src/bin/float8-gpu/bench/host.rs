@@ -17,7 +17,7 @@ use float8_kernels::{Format, GemmConfig, Granularity, scaled_gemm};
 use serde_json::{Value, json};
 
 use super::Bench;
-use super::data::Table;
+use super::data::Values;
 use super::linear::with_default;
 use super::timing::Clock;
 use crate::target::Target;
@@ -33,7 +33,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     {
         let dtype = T::compute_dtype();
         bench.case(&format!("host gemm {m}x{n}x{k}"), |clock| {
-            let (client, table) = (T::client(), Table::new(Format::E4m3));
+            let (client, table) = (T::client(), Values::new(Format::E4m3));
             let operand = |rows, seed| table.operand(&client, [rows, k], Granularity::Tensor, seed);
             let (a, b) = (operand(m, 0), operand(n, 1));
             scaled_gemm(&client, &a, &b, None, dtype.into(), GemmConfig::default())?;

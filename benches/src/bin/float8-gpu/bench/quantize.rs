@@ -20,7 +20,7 @@ use half::bf16;
 use serde_json::{Value, json};
 
 use super::Bench;
-use super::data::{Table, fill, sets};
+use super::data::{Values, fill, sets};
 use super::timing::Clock;
 use crate::target::Target;
 
@@ -71,7 +71,7 @@ type Work = (Option<Granularity>, bool, Orientation);
 
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     let table =
-        LazyCell::new(|| -> Vec<bf16> { Table::new(Format::E4m3).values.into_iter().map(bf16::from_f32).collect() });
+        LazyCell::new(|| -> Vec<bf16> { Values::new(Format::E4m3).values.into_iter().map(bf16::from_f32).collect() });
     let shapes = bench.size.of(&[[128, 256]], 1, &[[8192, 4096], [8192, 14_336], [16_384, 8192], [4096, 4096]]);
     for shape @ [height, width] in shapes {
         let both = |granularity, known| [Orientation::Rows, Orientation::Both].map(|o| (Some(granularity), known, o));

@@ -8,7 +8,7 @@ use float8_kernels::{
 };
 use serde_json::{Value, json};
 
-use super::data::{Scales, Table};
+use super::data::{Scales, Values};
 use super::{Bench, gemm};
 use crate::target::Target;
 
@@ -20,7 +20,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     let (client, granularities) = (T::client(), [Granularity::Tensor; 2]);
     let path = gemm_path(&client, granularities, GemmConfig::default());
     let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
-    let table = LazyCell::new(|| Table::new(Format::E4m3));
+    let table = LazyCell::new(|| Values::new(Format::E4m3));
     let plans = TILES.iter().flat_map(|&[rows, cols]| {
         CLUSTERS.iter().flat_map(move |&cluster| STAGES.map(|stages| FixedPlan { rows, cols, cluster, stages }))
     });

@@ -1,4 +1,4 @@
-//! [`Codes`]: FP8 bytes, and whether they contain an e4m3 NaN.
+//! [`CodeBytes`]: FP8 bytes, and whether they contain an e4m3 NaN.
 use core::ops::Deref;
 use std::sync::OnceLock;
 
@@ -8,12 +8,12 @@ use rayon::prelude::*;
 use super::loops::TASK;
 
 /// FP8 codes.
-pub(super) struct Codes {
+pub(super) struct CodeBytes {
     bytes: Vec<u8>,
     has_nan: OnceLock<bool>,
 }
 
-impl Codes {
+impl CodeBytes {
     /// Whether a code is the NaN of e4m3. Unlike the NaNs of e5m2, it does not decode to NaN by a
     /// shift of its bits. The bytes are read once.
     pub(super) fn has_nan(&self, format: Format) -> bool {
@@ -23,13 +23,13 @@ impl Codes {
     }
 }
 
-impl From<Vec<u8>> for Codes {
+impl From<Vec<u8>> for CodeBytes {
     fn from(bytes: Vec<u8>) -> Self {
         Self { bytes, has_nan: OnceLock::new() }
     }
 }
 
-impl Deref for Codes {
+impl Deref for CodeBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {

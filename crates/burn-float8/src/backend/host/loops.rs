@@ -17,7 +17,7 @@ use super::vector::{narrow, vectorized, widen};
 pub(super) const TASK: usize = 1 << 15;
 
 /// Codes, row-major scales, and max |x|.
-pub(super) type Codes = (Vec<u8>, Vec<Scale>, f32);
+pub(super) type Quantized = (Vec<u8>, Vec<Scale>, f32);
 
 /// Runs several parallel loops from a thread of the pool. A thread outside the pool sleeps until
 /// each of its loops ends, and waking it takes as long as a task.
@@ -58,7 +58,7 @@ pub(super) fn narrowed(values: &[f32]) -> Vec<bf16> {
 }
 
 /// [`reference::quantize_into`] in parallel: with one scale, by rows, by columns or by blocks.
-pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, transposed: bool) -> Codes {
+pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, transposed: bool) -> Quantized {
     let mut codes = vec![0; values.len()];
     if values.is_empty() {
         let (scales, amax) = reference::quantize_into(values, rows, cols, cast, transposed, &mut codes);

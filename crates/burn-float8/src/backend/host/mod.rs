@@ -23,7 +23,7 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, Orientation, Scale, reference};
 
 use super::{GivenAmax, GroupEnds, HostCodes, in_dtype};
-use bytes::Codes;
+use bytes::CodeBytes;
 pub use codes::{amax, inv_scale};
 pub(crate) use grouped::ranges;
 pub use implement::HostBackend;
@@ -37,7 +37,7 @@ use scales::Scales;
 pub struct HostOperand<D> {
     device: D,
     /// Row-major `[dims[0], dims[1]]`.
-    codes: Arc<Codes>,
+    codes: Arc<CodeBytes>,
     dims: [usize; 2],
     /// Whether the operand is the transpose of `codes`.
     transposed: bool,
@@ -123,7 +123,7 @@ pub(super) fn quantize<B: Backend>(
             (by_rows, by_cols, amax_tensor(amax.expect("at least one orientation")))
         }
     };
-    let copy = |transposed| move |(codes, scales, _): loops::Codes| operand(transposed, codes, &scales);
+    let copy = |transposed| move |(codes, scales, _): loops::Quantized| operand(transposed, codes, &scales);
     let (rows, cols) = (by_rows.map(copy(false)), by_cols.map(copy(true)));
     let flipped = rows.as_ref().map(|rows| HostOperand { transposed: true, ..rows.clone() });
     ([rows.filter(|_| orientation.rows()), cols.or(flipped.filter(|_| orientation.cols()))], amax)

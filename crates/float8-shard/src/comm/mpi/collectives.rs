@@ -19,7 +19,7 @@ pub(in crate::comm) trait Element: Equivalence + Copy + Default + Send + 'static
 impl<T: Equivalence + Copy + Default + Send + 'static> Element for T {}
 
 /// Started collective with its buffers.
-struct InFlight<T: Element> {
+struct MpiInFlight<T: Element> {
     group: Group,
     collective: Collective,
     /// Null when the transfer is done.
@@ -31,18 +31,18 @@ struct InFlight<T: Element> {
 }
 
 // SAFETY: the handle is used with the world's lock held, see `Comm`.
-unsafe impl<T: Element> Send for InFlight<T> {}
+unsafe impl<T: Element> Send for MpiInFlight<T> {}
 
 /// Memory that a transfer uses.
 type Buffers<T> = (Vec<T>, Vec<T>, [Vec<c_int>; 4]);
 
-impl<T: Element> InFlight<T> {
+impl<T: Element> MpiInFlight<T> {
     fn buffers(&mut self) -> Buffers<T> {
         (mem::take(&mut self.send), mem::take(&mut self.receive), mem::take(&mut self.counts))
     }
 }
 
-impl<T: Element> Flight<Vec<T>> for InFlight<T> {
+impl<T: Element> Flight<Vec<T>> for MpiInFlight<T> {
     fn land(mut self: Box<Self>) -> Result<Vec<T>, ShardError> {
         let this = &mut *self;
         let waited = this.group.wait(&mut this.request, &this.collective);
@@ -59,7 +59,7 @@ impl<T: Element> Flight<Vec<T>> for InFlight<T> {
     }
 }
 
-impl<T: Element> Drop for InFlight<T> {
+impl<T: Element> Drop for MpiInFlight<T> {
     fn drop(&mut self) {
         // SAFETY: a constant of the library.
         let null = unsafe { ffi::RSMPI_REQUEST_NULL };
@@ -113,7 +113,7 @@ impl Group {
             (code, request)
         };
         check(&collective, code).map_err(|error| self.world.die(state, &collective, error))?;
-        Ok(Pending::flight(InFlight { group: self.clone(), collective, request, send, receive, counts }))
+        Ok(Pending::flight(MpiInFlight { group: self.clone(), collective, request, send, receive, counts }))
     }
 
     pub(in crate::comm) fn all_gather_bytes(&self, label: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, ShardError> {
@@ -170,7 +170,7 @@ impl Group {
         operation: Operation,
         collective: &Collective,
         send: Vec<T>,
-    ) -> Result<InFlight<T>, ShardError> {
+    ) -> Result<MpiInFlight<T>, ShardError> {
         let (len, ranks) = (send.len(), self.size());
         let (count, received) = match operation {
             Operation::AllGather | Operation::AllGatherBytes => (len, len * ranks),
@@ -200,7 +200,7 @@ impl Group {
             (code, request)
         };
         check(collective, code).map_err(|error| self.world.die(state, collective, error))?;
-        Ok(InFlight {
+        Ok(MpiInFlight {
             group: self.clone(),
             collective: collective.clone(),
             request,

@@ -6,7 +6,7 @@ mod quantization;
 mod scheme;
 mod weight;
 
-pub(super) use plan::{Plan, Planned};
+pub(super) use plan::{Float8Plan, Planned};
 pub(super) use quantization::Quantization;
 pub(crate) use scheme::Scheme;
 pub(super) use weight::{StoredWeight, check_finite, quantize};

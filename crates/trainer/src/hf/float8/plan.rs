@@ -1,4 +1,4 @@
-//! [`Plan`]: the linears of a model that are written in FP8, their casts, and reasons against
+//! [`Float8Plan`]: the linears of a model that are written in FP8, their casts, and reasons against
 //! writing them.
 //!
 //! ```text
@@ -27,7 +27,7 @@ use crate::hf::names::hf_module;
 const OUTPUT: &str = "lm_head";
 
 /// Linears of a model that are written in FP8.
-pub(crate) struct Plan<'a> {
+pub(crate) struct Float8Plan<'a> {
     pub(crate) scheme: Scheme,
     pub(crate) linears: Vec<Planned>,
     /// Paths of the other linears.
@@ -55,7 +55,7 @@ pub(crate) struct Planned {
     input_amax: Option<f32>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> Float8Plan<'a> {
     /// Plans the linears that the export's configuration has in FP8. Readers run siblings with the
     /// names of a list in `fused` as one.
     ///
@@ -153,7 +153,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-impl fmt::Display for Plan<'_> {
+impl fmt::Display for Float8Plan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (written, all) = (self.linears.len(), self.linears.len() + self.others.len());
         write!(f, "FP8: {written} of {all} linears, {}", self.scheme)?;

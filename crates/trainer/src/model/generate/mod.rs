@@ -66,7 +66,7 @@ fn check<B: Backend, M: CausalLm<B>>(
 }
 
 /// State of a prompt.
-struct Row {
+struct Continuation {
     number: usize,
     sampler: Sampler,
     last: u32,
@@ -102,7 +102,7 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
     for (number, prompt) in prompts {
         let mut cache = model.new_cache(&cache_options);
         let logits = forward(prompt.clone(), 1, &mut cache)?;
-        let mut row = Row { number, sampler: Sampler::new(prompt, options), last: 0 };
+        let mut row = Continuation { number, sampler: Sampler::new(prompt, options), last: 0 };
         if row.next(&logits, options, take)? {
             rows.push(row);
             caches.push(cache);
@@ -133,7 +133,7 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
     Ok(())
 }
 
-impl Row {
+impl Continuation {
     /// Chooses a token by these logits and returns whether to continue.
     fn next(
         &mut self,
