@@ -149,7 +149,7 @@ pub(super) struct Entries<B: Float8Backend> {
     fprops_since_dgrad: u32,
 }
 
-/// Data of a weight created by its source.
+/// Values and codes of a weight that its source has created.
 #[derive(Default)]
 pub(super) struct Sourced<B: Float8Backend> {
     pub(super) cache: WeightCache,

@@ -206,9 +206,9 @@ fn files_that_contradict_the_tokenizer_are_errors() {
     }
 }
 
-/// Tokens that only the files next to the tokenizer list have one id each. Tokens with separate keys
-/// precede lists of tokens, as in transformers. A row has the files, a text, its ids with special
-/// tokens, and whether other text is tokenized as it was before.
+/// The files beside tokenizer.json may add tokens, each with one id. A token under a key of its own
+/// precedes a list of tokens, as in transformers. A row has the files, a text, its ids with special
+/// tokens, and whether the added tokens change the tokenizer's fingerprint.
 #[test]
 fn the_files_beside_it_may_have_more_tokens() {
     let plain = open(&json!({})).unwrap();
