@@ -15,8 +15,8 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::shard_hooks::visit_params;
 use burn_float8::{Float8, Float8Config, Recipe};
-use float8_shard::{Communicator, ShardConfig, Sharded, full_tensor};
-use models::{CausalLmExt, Decoder, DecoderConfig};
+use float8_shard::{Communicator, ParallelPlan, ShardConfig, Sharded, TensorParallel, full_tensor};
+use models::{CausalLmExt, Decoder, DecoderConfig, Dimensions, MoeConfig, tensor_plan};
 
 /// Backend of the tests.
 pub type B = Float8<Autodiff<Device>>;
@@ -41,7 +41,8 @@ pub const BATCH: usize = 3;
 /// Embedding, norm, two linears with bias, and an output layer without bias.
 #[derive(Module, Debug)]
 pub struct Net<B: Backend> {
-    embedding: Embedding<B>,
+    /// Embedding of the vocabulary.
+    pub embedding: Embedding<B>,
     norm: LayerNorm<B>,
     up: Linear<B>,
     down: Linear<B>,
@@ -122,19 +123,39 @@ pub fn tied_model(recipe: Recipe) -> Net<B> {
     configured(Net::with_output(&Default::default(), false), Some(recipe), &[])
 }
 
-/// The debug Llama with a recipe, or in high precision.
+/// The debug Llama with fewer layers and a recipe, or in high precision.
 pub fn llama(recipe: Option<Recipe>) -> Decoder<B> {
-    configured(decoder("llama3-debug"), recipe, &["lm_head"])
+    let sizes = |dims: &mut Dimensions| (dims.num_layers, dims.max_seq_len) = (2, 32);
+    configured(decoder("llama3-debug", sizes), recipe, &["lm_head"])
 }
 
-/// The debug mixture of experts with a recipe, or in high precision.
+/// The debug mixture with six experts, of which the last of four ranks has none. Only experts have the
+/// recipe: other linears cast each rank's tokens by themselves.
 pub fn mixture(recipe: Option<Recipe>) -> Decoder<B> {
-    configured(decoder("llama3-debug-moe"), recipe, &["lm_head", "moe.router"])
+    let sizes = |dims: &mut Dimensions| {
+        (dims.vocab_size, dims.intermediate_size, dims.num_layers, dims.max_seq_len) = (128, 128, 2, 32);
+        dims.moe = Some(MoeConfig { num_experts: 6, num_experts_per_tok: 2 });
+    };
+    configured(decoder("llama3-debug-moe", sizes), recipe, &["self_attn", "lm_head", "router"])
 }
 
-/// Decoder with equal parameters on every rank.
-fn decoder(preset: &str) -> Decoder<B> {
-    Decoder::new(DecoderConfig::preset(preset).unwrap(), &Default::default()).unwrap().init_weights(0)
+/// A preset with eight heads and four key heads. Parts of widths, and of tokens of eight sequences, are whole
+/// blocks of the recipe on four ranks.
+pub fn divisible(preset: &str, recipe: Option<Recipe>) -> Decoder<B> {
+    let has_blocks = matches!(recipe, Some(Recipe::Blockwise | Recipe::Mxfp8 | Recipe::Mxfp8WgradWithHp));
+    let sizes = |dims: &mut Dimensions| {
+        (dims.vocab_size, dims.hidden_size, dims.intermediate_size, dims.num_layers) = (512, 256, 512, 1);
+        (dims.num_heads, dims.num_kv_heads, dims.head_dim) = (8, 4, 128);
+        dims.max_seq_len = if has_blocks { 64 } else { 16 };
+    };
+    configured(decoder(preset, sizes), recipe, &[])
+}
+
+/// Decoder of a preset with other sizes, and equal parameters on every rank.
+pub fn decoder(preset: &str, sizes: impl Fn(&mut Dimensions)) -> Decoder<B> {
+    let mut config = DecoderConfig::preset(preset).unwrap();
+    sizes(&mut config.dims);
+    Decoder::new(config, &Default::default()).unwrap().init_weights(0)
 }
 
 /// Applies a recipe to all linears but these.
@@ -153,28 +174,41 @@ pub trait Model: AutodiffModule<B> {
     /// Learning rate of AdamW.
     const LR: f64;
 
-    /// Mean cross entropy of micro-batch `number`, which is equal on all ranks.
-    fn loss_of(&self, number: usize) -> Tensor<B, 1>;
+    /// Mean cross entropy of some sequences, which are equal on all ranks. Those of a small net are its
+    /// micro-batches.
+    fn loss_of(&self, sequences: &[usize]) -> Tensor<B, 1>;
+
+    /// Division of its linears over ranks.
+    fn plan(&self) -> ParallelPlan {
+        vec![]
+    }
 }
 
 impl Model for Net<B> {
     const LR: f64 = 1e-2;
 
-    fn loss_of(&self, number: usize) -> Tensor<B, 1> {
-        self.loss(batch(number, &Default::default()))
+    fn loss_of(&self, sequences: &[usize]) -> Tensor<B, 1> {
+        let batches = sequences.iter().map(|number| batch(*number, &Default::default()));
+        self.loss(Tensor::cat(batches.collect(), 0))
     }
 }
 
 impl Model for Decoder<B> {
     const LR: f64 = 1e-3;
 
-    fn loss_of(&self, number: usize) -> Tensor<B, 1> {
-        let token = |i: usize| ((i * i * 31 + 17 * i + number * 13 + i * number) % 256) as i32;
+    fn loss_of(&self, sequences: &[usize]) -> Tensor<B, 1> {
+        let Dimensions { vocab_size, max_seq_len: len, .. } = self.config().dims;
+        let token = |number: usize, i: usize| ((i * i * 31 + 17 * i + number * 13 + i * number) % vocab_size) as i32;
         let [inputs, targets] = [0, 1].map(|shift| {
-            let tokens: Vec<_> = (shift..32 + shift).map(token).collect();
-            Tensor::from_data(TensorData::new(tokens, [1, 32]), &Default::default())
+            let of = |number: &usize| (shift..len + shift).map(|i| token(*number, i)).collect::<Vec<_>>();
+            let tokens: Vec<i32> = sequences.iter().flat_map(of).collect();
+            Tensor::from_data(TensorData::new(tokens, [sequences.len(), len]), &Default::default())
         });
         self.loss(inputs, targets)
+    }
+
+    fn plan(&self) -> ParallelPlan {
+        tensor_plan(&self.config().dims)
     }
 }
 
@@ -184,10 +218,41 @@ pub struct Training<M: Model = Net<B>> {
     pub model: M,
     /// Handle to the ranks, if the model is sharded.
     pub sharded: Option<Sharded>,
+    parallel: Option<TensorParallel>,
     optimizer: OptimizerAdaptor<AdamW, M, B>,
     step: usize,
-    /// Whether micro-batches are summed as MPI sums over four ranks: (0 + 1) + (2 + 3).
-    in_pairs: bool,
+    /// Sequences of a step.
+    pub batches: Batches,
+}
+
+/// Sequences of a step.
+#[derive(Clone, Copy)]
+pub struct Batches {
+    /// Number of passes of all ranks. A rank takes each one whose number modulo the ranks is its own;
+    /// of a single pass it takes its sequences.
+    pub passes: usize,
+    /// Sequences of a pass.
+    pub sequences: usize,
+    /// Whether passes are summed as MPI sums over four ranks: (0 + 1) + (2 + 3).
+    pub in_pairs: bool,
+}
+
+impl Batches {
+    /// Passes of one sequence.
+    pub const fn of_one(passes: usize) -> Self {
+        Self { passes, sequences: 1, in_pairs: false }
+    }
+
+    /// Sequences of each pass of a rank in a step.
+    fn own(self, step: usize, [rank, ranks]: [usize; 2]) -> Vec<Vec<usize>> {
+        let Self { passes, sequences, .. } = self;
+        let pass =
+            |number: usize| -> Vec<_> { (0..sequences).map(|i| (step * passes + number) * sequences + i).collect() };
+        match passes {
+            1 => vec![pass(0).chunks(sequences.div_ceil(ranks)).nth(rank).unwrap_or_default().to_vec()],
+            _ => (rank..passes).step_by(ranks).map(pass).collect(),
+        }
+    }
 }
 
 /// Sums in order, or in pairs and then pairs of these.
@@ -206,40 +271,41 @@ fn sum<T>(mut parts: Vec<T>, in_pairs: bool, add: impl Fn(T, T) -> T) -> Option<
 }
 
 impl<M: Model> Training<M> {
-    /// Training before the first step.
-    pub fn new(model: M, sharded: Option<Sharded>) -> Self {
-        Self { model, sharded, optimizer: AdamWConfig::new().with_weight_decay(0.1).init(), step: 0, in_pairs: false }
+    /// Training of a model on one rank.
+    pub fn new(model: M, batches: Batches) -> Self {
+        let optimizer = AdamWConfig::new().with_weight_decay(0.1).init();
+        Self { model, sharded: None, parallel: None, optimizer, step: 0, batches }
     }
 
     /// Training of a model that these ranks divide.
-    pub fn sharded(model: M, comm: &Communicator, config: ShardConfig) -> Self {
-        let (model, sharded) = Sharded::apply(model, comm, config).unwrap();
-        Self::new(model, Some(sharded))
-    }
-
-    /// This training, with sums over micro-batches in pairs.
-    pub fn in_pairs(self) -> Self {
-        Self { in_pairs: true, ..self }
-    }
-
-    /// Trains one step on `micro_batches` micro-batches. A rank takes each one whose number modulo
-    /// the ranks is its own. Returns the mean loss over all ranks.
-    pub fn step(&mut self, micro_batches: usize) -> f32 {
-        let (rank, ranks) = self.sharded.as_ref().map_or((0, 1), |sharded| {
-            let comm = sharded.communicator();
-            (comm.rank(), comm.world_size())
-        });
-        if let Some(sharded) = &self.sharded {
-            sharded.precompute_scales(&self.model);
+    pub fn sharded(mut model: M, comm: &Communicator, config: ShardConfig, batches: Batches) -> Self {
+        let mut parallel = None;
+        if config.tensor > 1 {
+            let (plan, ranks) = (model.plan(), config.tensor_ranks(comm).unwrap());
+            let (parts, handle) = TensorParallel::apply(model, &ranks, &plan).unwrap();
+            (model, parallel) = (parts, Some(handle));
         }
+        let (model, sharded) = Sharded::apply(model, comm, config).unwrap();
+        Self { sharded: Some(sharded), parallel, ..Self::new(model, batches) }
+    }
+
+    /// Mean loss of a step over all ranks, and this rank's gradients.
+    pub fn gradients(&self) -> (f32, GradientsParams) {
+        let Batches { passes, sequences, in_pairs, .. } = self.batches;
+        let reader = self.sharded.as_ref().map_or([0, 1], |sharded| {
+            sharded.precompute_scales(&self.model);
+            let data = sharded.data_communicator();
+            [data.rank(), data.world_size()]
+        });
         let (mut losses, mut parts) = (vec![], vec![]);
-        for number in (0..micro_batches).filter(|number| number % ranks == rank) {
-            let loss = self.model.loss_of(self.step * micro_batches + number).div_scalar(micro_batches as f64);
+        for own in self.batches.own(self.step, reader) {
+            let share = (passes * sequences / own.len()) as f64;
+            let loss = self.model.loss_of(&own).div_scalar(share);
             losses.push(loss.clone().into_scalar());
             parts.push(GradientsParams::from_grads(loss.backward(), &self.model));
         }
-        let mut loss = sum(losses, self.in_pairs, |a, b| a + b).unwrap_or_default();
-        let grads = sum(parts, self.in_pairs, |a, b| {
+        let mut loss = sum(losses, in_pairs, |a, b| a + b).unwrap_or_default();
+        let grads = sum(parts, in_pairs, |a, b| {
             let mut both = GradientsAccumulator::new();
             both.accumulate(&self.model, a);
             both.accumulate(&self.model, b);
@@ -248,27 +314,39 @@ impl<M: Model> Training<M> {
         let mut grads = grads.unwrap_or_default();
         if let Some(sharded) = &self.sharded {
             sharded.reduce_gradients(&self.model, &mut grads).unwrap();
-            let sums = sharded.communicator().all_reduce_sum("loss", vec![loss]).unwrap().wait().unwrap();
-            loss = sums[0];
+            loss = sharded.data_communicator().all_reduce_sum("loss", vec![loss]).unwrap().wait().unwrap()[0];
         }
+        if let Some(parallel) = &self.parallel {
+            parallel.reduce_gradients(&self.model, &mut grads).unwrap();
+        }
+        (loss, grads)
+    }
+
+    /// Trains one step. Returns its mean loss over all ranks.
+    pub fn step(&mut self) -> f32 {
+        let (loss, grads) = self.gradients();
         self.model = self.optimizer.step(M::LR, self.model.clone(), grads);
         self.step += 1;
         loss
     }
 
-    /// Bits of all whole parameters.
-    pub fn parameters(&self) -> Vec<(String, Vec<u32>)> {
-        struct Read(Vec<(String, Vec<u32>)>);
-        impl<B: Backend> ModuleVisitor<B> for Read {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-                let values: Vec<f32> = param.val().into_data().to_vec().unwrap();
-                self.0.push((format!("{:?}", param.val().dims()), values.iter().map(|x| x.to_bits()).collect()));
-            }
-        }
-        let mut read = Read(vec![]);
-        Sharded::gather(self.model.clone()).valid().visit(&mut read);
-        read.0
+    /// Losses of the next steps.
+    pub fn losses(&mut self, steps: usize) -> Vec<f32> {
+        (0..steps).map(|_| self.step()).collect()
     }
+}
+
+/// All values of the whole parameters.
+pub fn parameters<M: Model>(model: &M) -> Vec<f32> {
+    struct Read(Vec<f32>);
+    impl<B: Backend> ModuleVisitor<B> for Read {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.extend(param.val().into_data().to_vec::<f32>().unwrap());
+        }
+    }
+    let mut read = Read(vec![]);
+    Sharded::gather(model.clone()).valid().visit(&mut read);
+    read.0
 }
 
 /// Gradients of all parameters by name.
@@ -280,4 +358,30 @@ pub fn gradients<M: Module<B>>(model: &M, mut grads: GradientsParams) -> BTreeMa
         found.insert(param.name(), gradient.into_data().to_vec().unwrap());
     });
     found
+}
+
+/// Checks gradients of this rank's part of a model against their places in the whole model's, in the
+/// order of names. `bound` is relative to a parameter's norm.
+pub fn check_gradients<M: Module<B>>(part: &M, grads: GradientsParams, whole: &[f32], bound: f64, what: &str) {
+    let (mut own, mut rest) = (gradients(part, grads), whole);
+    let mut parameters = Sharded::parameters::<B, _>(part);
+    parameters.sort_by(|a, b| a.name.cmp(&b.name));
+    for parameter in parameters {
+        let width: usize = parameter.shape[1..].iter().product();
+        let all = rest.split_off(..parameter.shape[0] * width).expect("the gradient of a whole parameter");
+        let [top, bottom] = parameter.rows.unwrap_or([0, parameter.shape[0]]);
+        let [left, right] = parameter.cols.unwrap_or([0, width]);
+        let expected = (top..bottom).flat_map(|row| &all[row * width + left..row * width + right]);
+        let mut own = own.remove(&parameter.name).unwrap();
+        if parameter.is_shard {
+            // Its padding.
+            own.truncate((bottom - top) * (right - left));
+        }
+        assert_eq!(own.len(), (bottom - top) * (right - left), "{what} {}", parameter.name);
+        let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        let far = squares(&mut own.iter().zip(expected.clone()).map(|(a, b)| a - b)).sqrt();
+        let norm = squares(&mut expected.copied()).sqrt();
+        assert!(far <= bound * norm, "{what}: {} is off by {far} of {norm}", parameter.name);
+    }
+    assert!(rest.is_empty());
 }

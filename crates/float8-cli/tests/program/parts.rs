@@ -4,13 +4,14 @@ use crate::ranks::{Runs, float8, losses};
 use crate::support::{small, stderr, stdout};
 
 /// Eight heads and four key heads. Four ranks have whole parts of all sizes.
-const MODEL: [&str; 2] = [
+pub(crate) const MODEL: [&str; 2] = [
     "model.overrides={ vocab_size = 1024, num_hidden_layers = 2, hidden_size = 128, intermediate_size = 256, \
      num_attention_heads = 8, num_key_value_heads = 4, head_dim = 16 }",
     "training.seq_len=64",
 ];
 
-fn mesh([replicate, shard, tensor]: [usize; 3]) -> [String; 3] {
+/// Settings of replicas, shards and parts.
+pub(crate) fn mesh([replicate, shard, tensor]: [usize; 3]) -> [String; 3] {
     [
         format!("parallelism.replicate={replicate}"),
         format!("parallelism.shard={shard}"),

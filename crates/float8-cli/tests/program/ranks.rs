@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::parts::{MODEL, mesh};
 use crate::support::{command, set, small, stderr, stdout, text};
 
 fn mpirun() -> Command {
@@ -341,47 +342,62 @@ fn no_rank_holds_the_whole_model() {
 /// Variable with the number of moments at which a rank is killed.
 const KILLS: &str = "FLOAT8_KILLS";
 
-/// Meshes of ranks, and replicas.
-const MESHES: [[usize; 2]; 5] = [[4, 2], [4, 1], [2, 1], [4, 4], [2, 2]];
+/// A run whose ranks are killed.
+struct Killed {
+    name: &'static str,
+    settings: &'static [&'static str],
+    /// Replicas, shards and parts of each job, in turns. The first resumes the run at the end.
+    meshes: &'static [[usize; 3]],
+}
 
-/// A rank is killed at several moments of a run. Each time the job ends within five seconds, and
+const KILLED: [Killed; 2] = [
+    Killed { name: "dense", settings: &MODEL, meshes: &[[2, 1, 2], [1, 1, 4], [2, 2, 1], [1, 2, 2], [4, 1, 1]] },
+    Killed {
+        name: "experts",
+        settings: &["model.preset=llama3-debug-moe", "parallelism.experts=true"],
+        meshes: &[[1, 2, 1], [1, 4, 1], [2, 2, 1]],
+    },
+];
+
+/// A rank is killed at several moments of two runs. Each time the job ends within five seconds, and
 /// another mesh continues the run from its last checkpoint.
 #[test]
 fn a_killed_rank_ends_the_job_and_another_mesh_resumes() {
     let runs = Runs::new();
     let kills: usize = std::env::var(KILLS).map_or(5, |kills| kills.parse().expect("a number"));
-    let steps = "training.steps=400";
-    let fixed = [steps, "checkpoint.save_steps=1", "training.eval_batches=1"];
-    let output = format!("checkpoint.output_dir={}", runs.path("run"));
-    let train = |[count, replicas]: [usize; 2]| {
-        let accumulation = format!("training.grad_accumulation={}", 4 / count);
-        let mesh = format!("parallelism.replicate={replicas}");
-        small(&runs.0.1, &[&fixed[..], &[&output, &accumulation, &mesh]].concat())
+    let arguments = |run: &Killed, parts: [usize; 3], steps: usize| {
+        let (saved, path) = (last_step(&runs.path(run.name)) > 0, runs.path(run.name));
+        let [replicate, shard, tensor] = mesh(parts);
+        let accumulation = format!("training.grad_accumulation={}", 4 / (parts[0] * parts[1]));
+        let of_mesh = [&*replicate, &*shard, &*tensor, &*accumulation];
+        if saved {
+            return ("resume", [&[path, "--steps".into(), steps.to_string()][..], &set(&of_mesh)].concat());
+        }
+        let (steps, output) = (format!("training.steps={steps}"), format!("checkpoint.output_dir={path}"));
+        let fixed = [&*steps, "checkpoint.save_steps=1", "training.eval_batches=1", &*output];
+        ("train", small(&runs.0.1, &[&fixed[..], run.settings, &of_mesh].concat()))
     };
-    let resume = |[count, replicas]: [usize; 2], steps: usize| {
-        let settings =
-            [format!("training.grad_accumulation={}", 4 / count), format!("parallelism.replicate={replicas}")];
-        let arguments = [runs.path("run"), "--steps".into(), steps.to_string()];
-        [&arguments[..], &set(&settings.each_ref().map(String::as_str))].concat()
-    };
-    let (mut slowest, mut last) = (0.0_f64, 0);
-    for (kill, mesh) in (0..kills).zip(MESHES.into_iter().cycle()) {
-        let saved = last_step(&runs.path("run"));
-        assert!(saved >= last, "{saved} after {last}");
-        last = saved;
-        let (subcommand, arguments) = if saved == 0 { ("train", train(mesh)) } else { ("resume", resume(mesh, 400)) };
+    let (mut slowest, mut last) = (0.0_f64, [0; 2]);
+    for kill in 0..kills {
+        let run = &KILLED[kill % 2];
+        let (parts, folder) = (run.meshes[(kill / 2 + 1) % run.meshes.len()], runs.path(run.name));
+        let count = parts.into_iter().product();
+        let saved = last_step(&folder);
+        assert!(saved >= last[kill % 2], "{saved} after {last:?}");
+        last[kill % 2] = saved;
+        let (subcommand, arguments) = arguments(run, parts, 400);
         let (mut job, mut program) = (mpirun(), command(&[subcommand]));
         program.args(arguments);
-        job.args(["-n", &mesh[0].to_string()]);
+        job.args(["-n", &usize::to_string(&count)]);
         add(&mut job, &program);
         let job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun is installed");
-        // Moments from the start of MPI to the steps and their checkpoints. Every second job has saved
-        // one.
+        // Moments from the start of MPI to the steps and their checkpoints. Every second job of a run has
+        // saved one.
         let moment = Duration::from_millis(300 + 4200 * kill as u64 / kills as u64);
         let begin = Instant::now();
         let mut ranks = children(job.id());
-        let has_saved = || kill % 2 == 1 || last_step(&runs.path("run")) > saved;
-        while begin.elapsed() < moment || ranks.len() < mesh[0] || !has_saved() {
+        let has_saved = || kill % 4 > 1 || last_step(&folder) > saved;
+        while begin.elapsed() < moment || ranks.len() < count || !has_saved() {
             std::thread::sleep(Duration::from_millis(20));
             ranks = children(job.id());
             assert!(begin.elapsed() < Duration::from_secs(60), "mpirun has started {ranks:?}");
@@ -393,11 +409,14 @@ fn a_killed_rank_ends_the_job_and_another_mesh_resumes() {
         slowest = slowest.max(seconds);
         assert!(seconds < 5.0 && !output.status.success(), "{kill}: {seconds} s after the kill: {}", output.status);
     }
-    let done = last_step(&runs.path("run"));
-    println!("{kills} kills: a job ended within {slowest:.2} s, after {done} steps");
-    assert!(done >= kills.div_ceil(2));
-    let resumed = float8(2, "resume", &resume([2, 2], done + 2));
-    assert_eq!(losses(&resumed).len(), 3);
+    let done = KILLED.each_ref().map(|run| last_step(&runs.path(run.name)));
+    println!("{kills} kills: a job ended within {slowest:.2} s, after {done:?} steps");
+    assert!(done.iter().sum::<usize>() >= kills.div_ceil(2));
+    for (run, done) in KILLED.iter().zip(done).filter(|(_, done)| *done > 0) {
+        let parts = run.meshes[0];
+        let (subcommand, arguments) = arguments(run, parts, done + 2);
+        assert_eq!(losses(&float8(parts.into_iter().product(), subcommand, &arguments)).len(), 3);
+    }
 }
 
 /// Step of the newest checkpoint; 0 without one.

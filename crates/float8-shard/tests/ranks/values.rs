@@ -15,8 +15,24 @@ pub fn started() -> Communicator {
     Communicator::from_env().expect("mpirun starts the world")
 }
 
-pub fn each_collective() {
+/// All results, one after the other in one job.
+pub fn of_collectives() {
     let comm = started();
+    each_collective(&comm);
+    sums_are_exact_and_repeat(&comm);
+    a_large_gather(&comm);
+    overlap(&comm);
+    from_another_thread(&comm);
+    bad_input(&comm);
+    agreement(&comm);
+    if comm.world_size() == 4 {
+        split(&comm);
+    }
+    dropped_pending(&comm);
+    done(comm);
+}
+
+fn each_collective(comm: &Communicator) {
     let (rank, size) = (comm.rank(), comm.world_size());
     let variable = |name| std::env::var(name).unwrap().parse::<usize>().unwrap();
     assert_eq!((rank, size), (variable("OMPI_COMM_WORLD_RANK"), variable("OMPI_COMM_WORLD_SIZE")));
@@ -62,7 +78,6 @@ pub fn each_collective() {
     let names = (0..r).map(|rank| rank * 3).sum::<u64>();
     let own = rank as u64 * 3;
     assert_eq!(traffic.operation(Operation::AllGatherBytes), Count { calls: 1, sent: own, received: names - own });
-    done(comm);
 }
 
 /// Numbers whose sums are rounded.
@@ -70,8 +85,7 @@ fn rough(rank: usize, count: usize) -> Vec<f32> {
     Random::new(rank as u64).values(count)
 }
 
-pub fn sums_are_exact_and_repeat() {
-    let comm = started();
+fn sums_are_exact_and_repeat(comm: &Communicator) {
     let (rank, size) = (comm.rank(), comm.world_size());
     for count in [size, 1000 * size, 300_000 * size] {
         let own = rough(rank, count);
@@ -100,11 +114,9 @@ pub fn sums_are_exact_and_repeat() {
         let ranks = comm.all_gather_bytes("bits", &bits).unwrap();
         assert!(ranks.iter().all(|other| *other == bits), "ranks have different sums");
     }
-    done(comm);
 }
 
-pub fn a_large_gather() {
-    let comm = started();
+fn a_large_gather(comm: &Communicator) {
     let (rank, size) = (comm.rank(), comm.world_size());
     // 64 MB over all ranks.
     let words = 16_000_000 / size;
@@ -132,11 +144,9 @@ pub fn a_large_gather() {
     if rank == 0 {
         println!("measured: gather of 64 MB {:.0} MB/s, reduce-scatter {:.0} MB/s", 64.0 / best, 64.0 / reduced);
     }
-    done(comm);
 }
 
-pub fn overlap() {
-    let comm = started();
+fn overlap(comm: &Communicator) {
     let rank = comm.rank() as u32;
     let small = comm.all_gather("next", vec![rank; 1000]).unwrap();
     let large = comm.all_gather("after", vec![rank + 100; 2_000_000]).unwrap();
@@ -155,11 +165,9 @@ pub fn overlap() {
         assert!(large[from * 2_000_000..][..2_000_000].iter().all(|word| *word == from as u32 + 100));
     }
     assert!(sums.iter().all(|sum| *sum == comm.world_size() as f32));
-    done(comm);
 }
 
-pub fn dropped_pending() {
-    let comm = started();
+fn dropped_pending(comm: &Communicator) {
     let rank = comm.rank() as u32;
     for round in 0..20 {
         let pending = comm.all_gather("unused", vec![rank; 200_000]).unwrap();
@@ -174,11 +182,9 @@ pub fn dropped_pending() {
     // The communicator ends with dropped transfers in flight.
     drop(comm.all_gather("last", vec![rank; 1_000_000]).unwrap());
     drop(comm.all_reduce_sum("last", vec![1.0; 1_000_000]).unwrap());
-    done(comm);
 }
 
-pub fn from_another_thread() {
-    let comm = started();
+fn from_another_thread(comm: &Communicator) {
     let size = comm.world_size() as u32;
     let other = comm.clone();
     let thread = std::thread::spawn(move || {
@@ -189,11 +195,9 @@ pub fn from_another_thread() {
     assert_eq!(pending.wait().unwrap(), [size - 1]);
     let thread = std::thread::spawn(move || other.agree("there", ""));
     thread.join().unwrap().unwrap();
-    done(comm);
 }
 
-pub fn bad_input() {
-    let comm = started();
+fn bad_input(comm: &Communicator) {
     let world_size = comm.world_size();
     let error = comm.reduce_scatter_sum("wq", vec![0.0; world_size + 1]).unwrap_err();
     let text =
@@ -205,11 +209,9 @@ pub fn bad_input() {
     assert!(matches!(error, ShardError::Mpi { .. }), "{error}");
     // Failed calls took no number.
     comm.agree("end", "").unwrap();
-    done(comm);
 }
 
-pub fn agreement() {
-    let comm = started();
+fn agreement(comm: &Communicator) {
     let (rank, last) = (comm.rank(), comm.world_size() - 1);
     comm.agree("the version", "0.1.0").unwrap();
     let config = if rank == last { "lr = 1\nsteps = 8" } else { "lr = 1\nsteps = 4" };
@@ -226,18 +228,16 @@ pub fn agreement() {
     // The first rank's error is returned if several fail.
     let error = comm.all_ok::<(), _>("reading", Err(format!("of rank {rank}"))).unwrap_err().to_string();
     assert_eq!(error, "reading failed on rank 0: of rank 0");
-    done(comm);
 }
 
 /// Two parts of two ranks, each with its own collectives, next to the collectives of all ranks.
-pub fn split() {
-    let comm = started();
+fn split(comm: &Communicator) {
     let rank = comm.rank();
     let [pairs, halves] = [rank / 2, rank % 2].map(|color| comm.split(color).unwrap());
     assert_eq!([pairs.rank(), pairs.world_size(), halves.rank(), halves.world_size()], [rank % 2, 2, rank / 2, 2]);
     for round in 0..20 {
         let sum = |comm: &Communicator| comm.all_reduce_sum("ranks", vec![(rank + round) as f32; 1000]).unwrap();
-        let (of_pair, of_half, of_all) = (sum(&pairs), sum(&halves), sum(&comm));
+        let (of_pair, of_half, of_all) = (sum(&pairs), sum(&halves), sum(comm));
         // Different orders of waiting.
         let all = if rank == 0 { Some(of_all.wait().unwrap()) } else { None };
         assert_eq!(of_half.wait().unwrap(), [(2 * (rank % 2) + 2 + 2 * round) as f32; 1000]);
@@ -250,5 +250,4 @@ pub fn split() {
     );
     assert_eq!(comm.split(0).unwrap().split(rank).unwrap().world_size(), 1);
     drop((pairs, halves));
-    done(comm);
 }

@@ -1,14 +1,14 @@
 //! Errors and panics of ranks.
 use std::time::Duration;
 
-use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNormConfig, Linear, LinearConfig};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{Embedding, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_float8::{Float8Config, Float8LinearConfig, Recipe, StatisticsConfig, config::DelayedScaling};
 use float8_shard::{ShardConfig, Sharded, full_tensor};
-use ranks::B;
+use ranks::{B, Net, VOCABULARY, model};
 
 use super::world;
 
@@ -37,16 +37,17 @@ pub fn ranks_that_would_part_are_refused() {
             .with_override(["*"], Float8LinearConfig::new(Recipe::Delayed).with_delayed_scaling(scaling))
     };
     let statistics = |every| tensorwise().with_statistics(StatisticsConfig::every(every));
-    let refused = |model: WithEmbedding<B>, what: &str| {
+    let refused = |model: Net<B>, what: &str| {
         let error = Sharded::apply(model, &comm, ShardConfig::default()).unwrap_err().error.to_string();
         assert!(error.contains(what) && error.contains("rank 1"), "{error}");
     };
-    let configured = |config: Float8Config| config.apply(with_embedding(0)).unwrap().0;
+    let configured = |config: Float8Config| config.apply(Net::new(&Default::default())).unwrap().0;
     refused(configured(margin(if is_odd { 1 } else { 0 })), "margin");
     refused(configured(statistics(if is_odd { 3 } else { 1 })), "every_n_steps");
     let frozen = configured(tensorwise());
     refused(if is_odd { frozen.no_grad() } else { frozen }, "gradient: false");
-    refused(tensorwise().apply(with_embedding(comm.rank())).unwrap().0, "the first values of parameters");
+    let other = configured(tensorwise());
+    refused(if is_odd { other.map(&mut Changed) } else { other }, "the first values of parameters");
     let cast = configured(tensorwise());
     refused(if is_odd { cast.map(&mut Bf16) } else { cast }, "BF16");
     Sharded::apply(configured(tensorwise()), &comm, ShardConfig::default()).unwrap();
@@ -55,33 +56,10 @@ pub fn ranks_that_would_part_are_refused() {
 /// Casts embeddings to another dtype.
 struct Bf16;
 
-impl burn::module::ModuleMapper<B> for Bf16 {
-    fn map_float<const D: usize>(
-        &mut self,
-        param: burn::module::Param<Tensor<B, D>>,
-    ) -> burn::module::Param<Tensor<B, D>> {
-        param.map(|t| if t.dims()[0] == 48 { t.cast(DType::BF16).detach().require_grad() } else { t })
+impl ModuleMapper<B> for Bf16 {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        param.map(|t| if t.dims()[0] == VOCABULARY { t.cast(DType::BF16).detach().require_grad() } else { t })
     }
-}
-
-struct Draw;
-
-impl burn::module::ModuleVisitor<B> for Draw {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        param.val();
-    }
-}
-
-fn with_embedding(seed: usize) -> WithEmbedding<B> {
-    let device = Default::default();
-    B::seed(&device, seed as u64);
-    let model = WithEmbedding {
-        embedding: EmbeddingConfig::new(48, 40).init(&device),
-        linear: LinearConfig::new(40, 32).init(&device),
-    };
-    // Parameters are initialized when first read.
-    model.visit(&mut Draw);
-    model
 }
 
 pub fn record_of_another_shape() {
@@ -135,13 +113,7 @@ pub fn full_tensor_of_a_transpose() {
 }
 
 fn sharded_embedding() -> Embedding<B> {
-    Sharded::apply(with_embedding(0), &world(), ShardConfig::default()).unwrap().0.embedding
-}
-
-#[derive(Module, Debug)]
-struct WithEmbedding<B: Backend> {
-    embedding: Embedding<B>,
-    linear: Linear<B>,
+    Sharded::apply(model(Recipe::Tensorwise), &world(), ShardConfig::default()).unwrap().0.embedding
 }
 
 pub fn a_rank_that_sleeps() {
@@ -158,12 +130,9 @@ pub fn a_rank_that_sleeps() {
 /// Changes values like an optimizer step.
 struct Changed;
 
-impl burn::module::ModuleMapper<B> for Changed {
-    fn map_float<const D: usize>(
-        &mut self,
-        param: burn::module::Param<Tensor<B, D>>,
-    ) -> burn::module::Param<Tensor<B, D>> {
-        param.map(|t| t.mul_scalar(0.5))
+impl ModuleMapper<B> for Changed {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        param.map(|t| (t * 0.5).detach().require_grad())
     }
 }
 

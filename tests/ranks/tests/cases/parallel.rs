@@ -1,16 +1,21 @@
 //! Linears that ranks divide compute what a whole one computes.
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::optim::GradientsParams;
 use burn::prelude::*;
 use burn_float8::{Float8Config, Recipe};
 use float8_shard::{Operation, ParallelPlan, ShardConfig, Sharded, TensorParallel, TensorStyle};
-use ranks::{B, Inner, bits};
+use ranks::{B, Inner, bits, check_gradients, gradients};
 
 use super::world;
 
 /// Tokens, and features of each side: four ranks have whole blocks of 128.
 pub(super) const SIZE: usize = 512;
+
+/// Replicas, shards and parts.
+pub(super) fn mesh([replicate, shard, tensor]: [usize; 3]) -> ShardConfig {
+    ShardConfig { replicate, shard: shard as i64, tensor, ..ShardConfig::default() }
+}
 
 pub(super) fn random(seed: u64) -> Tensor<B, 2> {
     let device = Default::default();
@@ -38,11 +43,16 @@ pub(super) struct One<B: Backend> {
     linear: Linear<B>,
 }
 
-/// A linear with this weight.
-pub(super) fn one(recipe: Recipe, weight: Tensor<B, 2>) -> One<B> {
+/// A linear with this weight, in high precision.
+fn plain(weight: Tensor<B, 2>) -> Linear<B> {
     let linear = LinearConfig::new(SIZE, SIZE).with_bias(false).init::<B>(&Default::default());
     let weight = linear.weight.map(|_| weight.detach().require_grad());
-    Float8Config::new(recipe).apply(One { linear: Linear { weight, ..linear } }).unwrap().0
+    Linear { weight, ..linear }
+}
+
+/// A configured linear with this weight.
+pub(super) fn one(config: Float8Config, weight: Tensor<B, 2>) -> One<B> {
+    config.apply(One { linear: plain(weight) }).unwrap().0
 }
 
 /// y, dx and dw of a linear without bias.
@@ -55,25 +65,40 @@ pub(super) fn read(One { linear }: &One<B>, x: Tensor<B, 2>, dy: Tensor<B, 2>) -
 
 /// With an identity matrix as one factor, a product shows the codes and scales of the other one.
 pub fn codes_are_those_of_a_cast_of_the_whole() {
-    let comm = world();
-    let device = Default::default();
-    let (ranks, rank) = (comm.world_size(), comm.rank());
-    let along = |axis| Divided { axis, ranks, rank };
-    let eye = || Tensor::<B, 2>::eye(SIZE, &device);
+    let (comm, eye) = (world(), || Tensor::<B, 2>::eye(SIZE, &Default::default()));
+    let ranks = comm.world_size();
     for recipe in Recipe::ALL {
-        let linear = |weight| one(recipe, weight);
+        let one = |weight| one(Float8Config::new(recipe), weight);
         for (x, w, dy) in [(eye(), random(1), eye()), (random(2), eye(), eye()), (eye(), eye(), random(3))] {
-            let [y, dx, dw] = read(&linear(w.clone()), x.clone(), dy.clone());
-            for (style, of_x, of_w, of_y) in [
-                (TensorStyle::Colwise, along(0), along(1), along(1)),
-                (TensorStyle::Rowwise, along(1), along(0), along(0)),
-            ] {
-                let plan: ParallelPlan = vec![("linear".into(), style)];
-                let (part, _) = TensorParallel::apply(linear(w.clone()), &comm, &plan).unwrap();
-                let found = read(&part, of_x.part(x.clone()), of_y.part(dy.clone())).map(bits);
-                let expected = [of_y.part(y.clone()), of_x.part(dx.clone()), of_w.part(dw.clone())].map(bits);
-                for (i, name) in ["y", "dx", "dw"].into_iter().enumerate() {
-                    assert!(found[i] == expected[i], "{recipe} {style:?}: {name} on rank {rank}");
+            let [y, dx, dw] = read(&one(w.clone()), x.clone(), dy.clone());
+            for (style, axes) in [(TensorStyle::Colwise, [0, 1]), (TensorStyle::Rowwise, [1, 0])] {
+                for parts in [[1, 1, ranks], [1, 2, ranks / 2]].into_iter().filter(|parts| parts[2] > 1) {
+                    let plan: ParallelPlan = vec![("linear".into(), style)];
+                    let (tensor, config) = (parts[2], mesh(parts));
+                    let tensor_ranks = config.tensor_ranks(&comm).unwrap();
+                    let mut part = TensorParallel::apply(one(w.clone()), &tensor_ranks, &plan).unwrap().0;
+                    let mut sharded = None;
+                    if parts[1] > 1 {
+                        let (shard, handle) = Sharded::apply(part, &comm, config).unwrap();
+                        (part, sharded) = (shard, Some(handle));
+                    }
+                    let parameter = Sharded::parameters::<B, _>(&part).remove(0);
+                    assert_eq!(parameter.shape, [SIZE, SIZE]);
+                    let [rows, cols] = [parameter.rows, parameter.cols].map(|of| of.unwrap_or([0, SIZE]));
+                    // Ranks of other batches read the same one here, and their gradients are summed.
+                    let dw = dw.clone().slice([rows[0]..rows[1], cols[0]..cols[1]]) * parts[1] as f64;
+                    let [of_x, of_y] = axes.map(|axis| Divided { axis, ranks: tensor, rank: comm.rank() % tensor });
+                    let read = || read(&part, of_x.part(x.clone()), of_y.part(dy.clone())).map(bits);
+                    let (found, expected) = (read(), [of_y.part(y.clone()), of_x.part(dx.clone()), dw].map(bits));
+                    let what = format!("{recipe} {style:?} {parts:?} on rank {}", comm.rank());
+                    for (i, name) in ["y", "dx", "dw"].into_iter().enumerate() {
+                        assert!(found[i] == expected[i], "{what}: {name}");
+                    }
+                    // With the amaxes of all weights in one all-reduce; the gradient comes later.
+                    let Some(sharded) = sharded else { continue };
+                    sharded.precompute_scales(&part);
+                    assert!(read()[..2] == expected[..2], "{what}: precomputed");
+                    sharded.reduce_gradients(&part, &mut GradientsParams::new()).unwrap();
                 }
             }
         }
@@ -89,140 +114,112 @@ struct Block<B: Backend> {
 }
 
 impl<B: Backend> Block<B> {
-    fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
+    /// Mean square of y of all tokens, as a sum over ranks.
+    fn loss(&self, x: Tensor<B, 3>) -> Tensor<B, 1> {
         let h = burn::tensor::activation::silu(self.up.forward(self.norm.forward(x.clone())));
-        x + self.down.forward(h)
+        (x + self.down.forward(h)).powi_scalar(2).sum() / (2 * SIZE) as f32
     }
 }
 
-/// Losses and parameters of a few steps: two sequences, whose tokens are divided without regard to them.
-pub fn a_block_trains_as_on_one_rank() {
-    let comm = world();
+fn block(recipe: Recipe, width: usize) -> Block<B> {
     let device = Default::default();
-    let (ranks, rank) = (comm.world_size(), comm.rank());
+    B::seed(&device, 5);
+    let block = Block::<B> {
+        norm: LayerNormConfig::new(128).init(&device),
+        up: LinearConfig::new(128, width).init(&device),
+        down: LinearConfig::new(width, 128).init(&device),
+    };
+    Float8Config::new(recipe).apply(block).unwrap().0
+}
+
+/// Loss, and gradients of weights, of biases and of a norm: two sequences, whose tokens are divided without
+/// regard to them.
+pub fn a_block_has_the_gradients_of_one_rank() {
+    let (comm, device) = (world(), Default::default());
     let plan: ParallelPlan = vec![
         ("norm".into(), TensorStyle::Sequence),
         ("up".into(), TensorStyle::Colwise),
         ("down".into(), TensorStyle::Rowwise),
     ];
+    B::seed(&device, 100);
+    let x = Tensor::<B, 3>::random([2, SIZE, 128], burn::tensor::Distribution::Normal(0.0, 1.0), &device);
+    let tokens = 2 * SIZE / comm.world_size();
+    let own = x.clone().reshape([2 * SIZE, 128]).narrow(0, comm.rank() * tokens, tokens).reshape([2, tokens / 2, 128]);
     for recipe in Recipe::ALL {
-        let block = || {
-            B::seed(&device, 5);
-            let block = Block::<B> {
-                norm: LayerNormConfig::new(128).init(&device),
-                up: LinearConfig::new(128, SIZE).init(&device),
-                down: LinearConfig::new(SIZE, 128).init(&device),
-            };
-            Float8Config::new(recipe).apply(block).unwrap().0
-        };
-        let mut whole = block();
-        let (mut part, parallel) = TensorParallel::apply(block(), &comm, &plan).unwrap();
-        let mut optimizers = [SgdConfig::new().init(), SgdConfig::new().init()];
-        for step in 0..4 {
-            B::seed(&device, 100 + step);
-            let x = Tensor::<B, 3>::random([2, SIZE, 128], burn::tensor::Distribution::Normal(0.0, 1.0), &device);
-            let loss = whole.forward(x.clone()).powi_scalar(2).sum() / (2 * SIZE) as f32;
-            let expected = loss.clone().into_scalar();
-            let grads = GradientsParams::from_grads(loss.backward(), &whole);
-            whole = optimizers[0].step(0.1, whole, grads);
+        let whole = block(recipe, SIZE);
+        let loss = whole.loss(x.clone());
+        let expected = loss.clone().into_scalar();
+        let of_whole = gradients(&whole, GradientsParams::from_grads(loss.backward(), &whole));
+        let of_whole: Vec<f32> = of_whole.into_values().flatten().collect();
 
-            let tokens = 2 * SIZE / ranks;
-            let own = x.reshape([2 * SIZE, 128]).narrow(0, rank * tokens, tokens).reshape([2, SIZE / ranks, 128]);
-            let loss = part.forward(own).powi_scalar(2).sum() / (2 * SIZE) as f32;
-            let sum = comm.all_reduce_sum("loss", vec![loss.clone().into_scalar()]).unwrap().wait().unwrap()[0];
-            // Sums over ranks have another order, which moves codes of later steps.
-            let bound = if step == 0 { 1e-6 } else { 1e-4 };
-            assert!((sum - expected).abs() < bound * expected, "{recipe}, step {step}: {sum}, not {expected}");
-            let mut grads = GradientsParams::from_grads(loss.backward(), &part);
-            parallel.reduce_gradients(&part, &mut grads).unwrap();
-            part = optimizers[1].step(0.1, part, grads);
-            if step > 0 {
-                continue;
-            }
-            let near = |name: &str, found: Tensor<B, 1>, expected: Tensor<B, 1>| {
-                let far = (found - expected).abs().max().into_scalar();
-                assert!(far < 1e-5, "{recipe}: {name} differs by {far}");
-            };
-            let columns = SIZE / ranks;
-            near("norm", part.norm.gamma.val(), whole.norm.gamma.val());
-            near(
-                "up",
-                part.up.weight.val().flatten(0, 1),
-                whole.up.weight.val().narrow(1, rank * columns, columns).flatten(0, 1),
-            );
-            near(
-                "up.bias",
-                part.up.bias.clone().unwrap().val(),
-                whole.up.bias.clone().unwrap().val().narrow(0, rank * columns, columns),
-            );
-            near(
-                "down",
-                part.down.weight.val().flatten(0, 1),
-                whole.down.weight.val().narrow(0, rank * columns, columns).flatten(0, 1),
-            );
-            near("down.bias", part.down.bias.clone().unwrap().val(), whole.down.bias.clone().unwrap().val());
-        }
+        let (part, parallel) = TensorParallel::apply(block(recipe, SIZE), &comm, &plan).unwrap();
+        let loss = part.loss(own.clone());
+        let sum = comm.all_reduce_sum("loss", vec![loss.clone().into_scalar()]).unwrap().wait().unwrap()[0];
+        assert!((sum - expected).abs() < 1e-6 * expected, "{recipe}: {sum}, not {expected}");
+        let mut grads = GradientsParams::from_grads(loss.backward(), &part);
+        parallel.reduce_gradients(&part, &mut grads).unwrap();
+        check_gradients(&part, grads, &of_whole, 1e-4, &recipe.to_string());
     }
 }
 
-/// Bytes that a step of a linear gathers. One gather of codes serves fprop and wgrad where both read the
-/// same codes, and all linears that read x.
-pub fn bytes_of_gathers() {
+/// Calls and bytes that a step of two linears exchanges: gathers of x or dy, sums of y or dx, and amaxes.
+/// One gather of codes serves two GEMMs where both read the same codes; that of x serves both linears.
+pub fn bytes_of_tokens() {
     let comm = world();
-    let device = Default::default();
-    let along = |axis| Divided { axis, ranks: comm.world_size(), rank: comm.rank() };
-    let part = (SIZE * SIZE / comm.world_size()) as u64;
-    // Bytes of x of a colwise linear, by element: codes of two orientations, or one and x in f32; scales.
-    for (recipe, gathers, bytes) in [
-        (Recipe::Tensorwise, 1, part),
-        (Recipe::Delayed, 1, part),
-        (Recipe::Rowwise, 2, 2 * part + 4 * part / SIZE as u64),
-        (Recipe::Blockwise, 2, 2 * (part + part / 32)),
-        (Recipe::Mxfp8, 2, 2 * (part + part / 32)),
-        (Recipe::Mxfp8WgradWithHp, 2, part + part / 32 + 4 * part),
-        (Recipe::RowwiseWithGwHp, 2, part + 4 * part / SIZE as u64 + 4 * part),
-    ] {
-        let linear = || {
-            let linear = LinearConfig::new(SIZE, SIZE).with_bias(false).init::<B>(&device);
-            let weight = linear.weight.map(|_| random(5).detach().require_grad());
-            Linear { weight, ..linear }
+    let ranks = comm.world_size();
+    let (part, lines) = ((SIZE * SIZE / ranks) as u64, 4 * SIZE as u64);
+    for recipe in Recipe::ALL {
+        // Bytes that a rank gives of x or dy: codes or values of the first gather, and of wgrad's own.
+        let (of_rows, of_blocks) = (part + lines / ranks as u64, part + part / 32);
+        let [first, late] = match recipe {
+            Recipe::Tensorwise | Recipe::Delayed => [part, 0],
+            Recipe::Rowwise => [of_rows, part],
+            Recipe::RowwiseWithGwHp => [of_rows, 4 * part],
+            Recipe::Blockwise | Recipe::Mxfp8 => [of_blocks; 2],
+            Recipe::Mxfp8WgradWithHp => [of_blocks, 4 * part],
         };
-        let two = Float8Config::new(recipe).apply(vec![linear(), linear()]).unwrap().0;
-        let plan: ParallelPlan = vec![("*".into(), TensorStyle::Colwise)];
-        let (two, _) = TensorParallel::apply(two, &comm, &plan).unwrap();
-        let x = along(0).part(random(4)).require_grad();
-        let before = comm.traffic();
-        let y = two[0].forward(x.clone()) + two[1].forward(x);
-        y.sum().backward();
-        let found = comm.traffic().since(&before).operation(Operation::AllGather);
-        // Late gathers, of backward, are by linear.
-        let late = gathers - 1;
-        let of_first = if late == 0 { bytes } else { part + scales_of_rows(recipe, part) };
-        assert_eq!((found.calls, found.sent), (1 + 2 * late, of_first + 2 * (bytes - of_first)), "{recipe}");
-    }
-}
-
-/// Bytes of the scales of x's rows on this rank.
-fn scales_of_rows(recipe: Recipe, part: u64) -> u64 {
-    match recipe {
-        Recipe::Blockwise | Recipe::Mxfp8 | Recipe::Mxfp8WgradWithHp => part / 32,
-        _ => 4 * part / SIZE as u64,
+        let late_calls = u64::from(late > 0);
+        for (style, axis) in [(TensorStyle::Colwise, 0), (TensorStyle::Rowwise, 1)] {
+            let two = Float8Config::new(recipe).apply([5, 6].map(|seed| plain(random(seed))).to_vec()).unwrap().0;
+            let two = TensorParallel::apply(two, &comm, &vec![("*".into(), style)]).unwrap().0;
+            let (two, sharded) = Sharded::apply(two, &comm, mesh([1, 1, ranks])).unwrap();
+            let mut before = comm.traffic();
+            sharded.precompute_scales(&two);
+            let of_weights = comm.traffic().since(&before).operation(Operation::AllReduceMaxBits).calls;
+            before = comm.traffic();
+            let x = Divided { axis, ranks, rank: comm.rank() }.part(random(4)).require_grad();
+            let y = two[0].forward(x.clone()) + two[1].forward(x);
+            let mut grads = GradientsParams::from_grads(y.sum().backward(), &two);
+            sharded.reduce_gradients(&two, &mut grads).unwrap();
+            let traffic = comm.traffic().since(&before);
+            let found = |of| [traffic.operation(of).calls, traffic.operation(of).sent];
+            // x once, and dy for each linear; in histories also the amaxes of a step, of x, w and dy.
+            let is_colwise = style == TensorStyle::Colwise;
+            let amaxes = match recipe {
+                Recipe::Tensorwise => [3, 3 * 4],
+                Recipe::Delayed => [4, 3 * 4 + 2 * 3 * 4],
+                Recipe::Rowwise => [3, 3 * lines],
+                Recipe::RowwiseWithGwHp if is_colwise => [2, 2 * lines],
+                Recipe::RowwiseWithGwHp => [1, lines],
+                _ => [0, 0],
+            };
+            let gathers = match is_colwise {
+                true => [1 + 2 * late_calls, first + 2 * late],
+                false => [2 + 2 * late_calls, 2 * (first + late)],
+            };
+            let what = format!("{recipe} {style:?}");
+            assert_eq!(found(Operation::AllGather), gathers, "{what}");
+            // dx or y of each linear, in its dtype.
+            assert_eq!(found(Operation::ReduceScatterSum), [2, 2 * SIZE as u64 * lines], "{what}");
+            assert_eq!(found(Operation::AllReduceMaxBits), amaxes, "{what}");
+            assert_eq!(of_weights, u64::from(amaxes[0] > 0), "{what}: one for all weights");
+        }
     }
 }
 
 /// A plan that names no module or another kind, parts that are no whole blocks, and a second division.
 pub fn plans_that_are_refused() {
-    let comm = world();
-    let device = Default::default();
-    let block = |width: usize| {
-        B::seed(&device, 6);
-        let block = Block::<B> {
-            norm: LayerNormConfig::new(128).init(&device),
-            up: LinearConfig::new(128, width).init(&device),
-            down: LinearConfig::new(width, 128).init(&device),
-        };
-        Float8Config::new(Recipe::Mxfp8).apply(block).unwrap().0
-    };
+    let (comm, block) = (world(), |width| block(Recipe::Mxfp8, width));
     let plan = |name: &str, style| -> ParallelPlan { vec![(name.into(), style)] };
     let refused = |plan, width, words: &str| {
         let error = TensorParallel::apply(block(width), &comm, &plan).unwrap_err().error.to_string();

@@ -1,119 +1,58 @@
-//! A decoder whose linears, embedding and output layer ranks divide.
-use std::collections::BTreeMap;
-
-use burn::optim::GradientsParams;
-use burn::prelude::*;
+//! Decoders whose linears, embedding and output layer ranks divide, in replicas of shards of parts.
 use burn_float8::{Float8Config, Recipe};
-use float8_shard::{Sharded, TensorParallel};
-use models::{CausalLmExt, Decoder, DecoderConfig, tensor_plan};
-use ranks::{B, gradients};
+use float8_shard::{ParallelPlan, Sharded, TensorParallel, TensorStyle};
+use ranks::{Batches, Training, check_gradients, divisible, gradients};
 
+use super::compare::{in_turns, train_as_one_rank};
+use super::parallel::{mesh, one, random};
 use super::world;
 
-/// Sequences, and tokens in each.
-const BATCH: [usize; 2] = [2, 256];
+/// Two passes of eight sequences. Ranks of a tensor group read the same ones.
+const BATCHES: Batches = Batches { sequences: 8, ..Batches::of_one(2) };
 
-/// Eight heads and four key heads; parts of widths and tokens are multiples of 128 on four ranks.
-pub(super) fn config(preset: &str) -> DecoderConfig {
-    let mut config = DecoderConfig::preset(preset).unwrap();
-    let dims = &mut config.dims;
-    (dims.vocab_size, dims.hidden_size, dims.intermediate_size, dims.num_layers) = (512, 512, 512, 2);
-    (dims.num_heads, dims.num_kv_heads, dims.head_dim, dims.max_seq_len) = (8, 4, 128, 256);
-    config
-}
+/// Replicas, shards and parts of four ranks.
+const MESHES: [[usize; 3]; 3] = [[1, 1, 4], [1, 2, 2], [2, 1, 2]];
 
-pub(super) fn batch(step: usize) -> [Tensor<B, 2, Int>; 2] {
-    let count = BATCH[0] * BATCH[1];
-    let token = |i: usize| ((i * i * 31 + 17 * i + step * 13) % 512) as i32;
-    [0, 1].map(|shift| {
-        let tokens: Vec<_> = (shift..count + shift).map(token).collect();
-        Tensor::from_data(TensorData::new(tokens, BATCH), &Default::default())
-    })
-}
-
-/// Two architectures in high precision, and one in each recipe.
-pub(super) fn runs() -> Vec<(&'static str, Option<Recipe>)> {
-    // Linears without a recipe are in high precision.
-    burn_float8::set_default_config::<B>(&Default::default(), None).unwrap();
+/// Each rank has its rows and columns of the gradients of all batches.
+pub fn has_the_gradients_of_one_rank() {
     let in_recipes = Recipe::ALL.map(|recipe| ("llama3-debug", Some(recipe)));
-    [("llama3-debug", None), ("qwen3-debug", None)].into_iter().chain(in_recipes).collect()
-}
-
-pub(super) fn decoder(preset: &str, recipe: Option<Recipe>) -> Decoder<B> {
-    let model = Decoder::<B>::new(config(preset), &Default::default()).unwrap().init_weights(0);
-    match recipe {
-        Some(recipe) => Float8Config::new(recipe).apply(model).unwrap().0,
-        None => model,
-    }
-}
-
-/// Largest relative differences between a model and its parts.
-pub(super) struct Bounds {
-    loss: f32,
-    /// Of the norm of a parameter's gradient.
-    gradients: f64,
-    what: String,
-}
-
-impl Bounds {
-    pub(super) fn of(recipe: Option<Recipe>, what: String) -> Self {
-        // Sums in another order move FP8 codes to their neighbours.
-        let (loss, gradients) = if recipe.is_some() { (1e-4, 0.15) } else { (1e-6, 1e-5) };
-        Self { loss, gradients, what }
-    }
-
-    pub(super) fn check_loss(&self, found: f32, expected: f32) {
-        let Self { loss, what, .. } = self;
-        assert!((found - expected).abs() < loss * expected, "{what}: {found}, not {expected}");
-    }
-
-    /// Compares gradients with their places in the whole model's.
-    pub(super) fn check_gradients(
-        &self,
-        part: &Decoder<B>,
-        grads: GradientsParams,
-        of_whole: &BTreeMap<String, Vec<f32>>,
-    ) {
-        let Self { gradients: bound, what, .. } = self;
-        let mut own = gradients(part, grads);
-        for parameter in Sharded::parameters::<B, _>(part) {
-            let (name, all) = (&parameter.name, &of_whole[&parameter.name]);
-            let width: usize = parameter.shape[1..].iter().product();
-            let [top, bottom] = parameter.rows.unwrap_or([0, parameter.shape[0]]);
-            let [left, right] = parameter.cols.unwrap_or([0, width]);
-            let expected: Vec<_> =
-                (top..bottom).flat_map(|row| &all[row * width + left..row * width + right]).copied().collect();
-            let mut own = own.remove(name).unwrap();
-            if parameter.is_shard {
-                // Its padding.
-                own.truncate(expected.len());
-            }
-            assert_eq!(own.len(), expected.len(), "{what} {name}");
-            let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-            let far = norm(&mut own.iter().zip(&expected).map(|(a, b)| a - b));
-            let far = (far / norm(&mut expected.iter().copied())).sqrt();
-            assert!(far <= *bound, "{what}: {name} is off by {far} of its norm");
+    let runs: Vec<_> = [("llama3-debug", None), ("qwen3-debug", None)].into_iter().chain(in_recipes).collect();
+    // Loss and gradients.
+    let whole = in_turns(runs.len(), |i| {
+        let one = Training::new(divisible(runs[i].0, runs[i].1), BATCHES);
+        let (loss, grads) = one.gradients();
+        [loss].into_iter().chain(gradients(&one.model, grads).into_values().flatten()).collect()
+    });
+    for ((preset, recipe), whole) in runs.into_iter().zip(whole) {
+        // Another case has the codes of each recipe.
+        let meshes = if recipe.is_some() { &MESHES[1..2] } else { &MESHES };
+        for parts in meshes {
+            let training = Training::sharded(divisible(preset, recipe), &world(), mesh(*parts), BATCHES);
+            let (loss, grads) = training.gradients();
+            let what = format!("{preset} {recipe:?} {parts:?}");
+            // Sums in another order move FP8 codes to their neighbours.
+            let (bound, of_gradients) = if recipe.is_some() { (1e-5, 0.15) } else { (1e-6, 1e-5) };
+            assert!((loss - whole[0]).abs() <= bound * whole[0], "{what}: {loss}, not {}", whole[0]);
+            check_gradients(&training.model, grads, &whole[1..], of_gradients, &what);
         }
     }
 }
 
-/// Loss and gradients by name.
-pub fn has_the_gradients_of_one_rank() {
-    let comm = world();
-    for (preset, recipe) in runs() {
-        let (whole, [inputs, targets]) = (decoder(preset, recipe), batch(0));
-        let loss = whole.loss(inputs.clone(), targets.clone());
-        let expected = loss.clone().into_scalar();
-        let of_whole = gradients(&whole, GradientsParams::from_grads(loss.backward(), &whole));
+pub fn trains_as_on_one_rank() {
+    let some = [Recipe::Tensorwise, Recipe::Delayed, Recipe::RowwiseWithGwHp];
+    train_as_one_rank(|recipe| divisible("llama3-debug", recipe), &some, BATCHES, &MESHES.map(mesh));
+}
 
-        let plan = tensor_plan(&config(preset).dims);
-        let (part, parallel) = TensorParallel::apply(decoder(preset, recipe), &comm, &plan).unwrap();
-        let loss = part.loss(inputs, targets);
-        let found = loss.clone().into_scalar();
-        let mut grads = GradientsParams::from_grads(loss.backward(), &part);
-        parallel.reduce_gradients(&part, &mut grads).unwrap();
-        let bounds = Bounds::of(recipe, format!("{preset} {recipe:?}"));
-        bounds.check_loss(found, expected);
-        bounds.check_gradients(&part, grads, &of_whole);
-    }
+/// Parts of other ranks than the mesh's, and a mesh without parts.
+pub fn of_other_parts_is_refused() {
+    let comm = world();
+    let one = || one(Float8Config::tensorwise(), random(4));
+    let refused = |model, words: &str| {
+        let error = Sharded::apply(model, &comm, mesh([1, 2, 2])).unwrap_err().error.to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    let plan: ParallelPlan = vec![("linear".into(), TensorStyle::Colwise)];
+    let (parts, _) = TensorParallel::apply(one(), &comm, &plan).unwrap();
+    refused(parts, "linear is divided by TensorParallel over 4 ranks, where `tensor` is 2");
+    refused(one(), "the model has no linear that TensorParallel divides, where `tensor` is 2");
 }

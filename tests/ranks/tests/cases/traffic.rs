@@ -1,11 +1,9 @@
 //! Traffic and memory of ranks.
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Recipe, report};
 use float8_shard::{Operation, Reshard, ShardConfig, Sharded};
-use ranks::{B, Training, batch, model};
+use ranks::{B, Batches, Training, batch, gradients, model};
 
 use super::world;
 
@@ -16,13 +14,12 @@ pub fn bytes_on_the_wire() {
     for recipe in Recipe::ALL {
         for (reshard, gathers) in [(Reshard::AfterStep, 1), (Reshard::AfterForward, 2)] {
             let config = ShardConfig { reshard, ..ShardConfig::default() };
-            let mut training = Training::sharded(model(recipe), &comm, config);
+            let mut training = Training::sharded(model(recipe), &comm, config, Batches::of_one(2 * ranks));
             let shapes = Sharded::parameters::<B, _>(&training.model);
             // The second step begins the histories; its first cast uses the weight's own amax.
-            training.step(2 * ranks);
-            training.step(2 * ranks);
+            training.losses(2);
             let before = comm.traffic();
-            training.step(2 * ranks);
+            training.step();
             let traffic = comm.traffic().since(&before);
             let found = |of| [traffic.operation(of).calls, traffic.operation(of).sent];
 
@@ -96,9 +93,10 @@ pub fn gathers_of_recomputation() {
 pub fn gathers_run_ahead() {
     for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 4)] {
         let config = ShardConfig { reshard, ..ShardConfig::default() };
-        let mut training = Training::sharded(model(Recipe::Tensorwise), &world(), config);
+        let mut training = Training::sharded(model(Recipe::Tensorwise), &world(), config, Batches::of_one(4));
         let mut step = |micro_batches: usize| {
-            training.step(2 * micro_batches);
+            training.batches.passes = 2 * micro_batches;
+            training.step();
             let layers = report(&training.model).layers.into_iter();
             let gathers = layers.filter_map(|layer| layer.sharding).map(|s| [s.float8_gathers, s.float8_gathers_ahead]);
             gathers.fold([0; 2], |[all, ahead], [more, more_ahead]| [all + more, ahead + more_ahead])
@@ -111,22 +109,7 @@ pub fn gathers_run_ahead() {
         let [all, ahead] = step(1);
         let (gathers, in_vain) = if reshard == Reshard::AfterStep { (6, 0) } else { (6, 1) };
         assert_eq!([all - 3 * first, ahead - 2 * (first - 1)], [gathers + in_vain, 5 + in_vain], "{reshard:?}");
-        assert!(training.step(2).is_finite());
-    }
-}
-
-/// Rows and columns of each parameter; its gradient has the same shape.
-struct Sizes {
-    grads: GradientsParams,
-    own: Vec<[usize; 2]>,
-}
-
-impl ModuleVisitor<B> for Sizes {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let dims = param.val().dims();
-        let gradient = self.grads.get::<<B as AutodiffBackend>::InnerBackend, D>(param.id).expect("a gradient");
-        assert_eq!(gradient.dims(), dims);
-        self.own.push([dims[0], dims[1..].iter().product()]);
+        assert!(training.step().is_finite());
     }
 }
 
@@ -143,16 +126,15 @@ pub fn memory_of_a_rank() {
         // Each rank holds its share of each parameter and an equally large gradient.
         let loss = shards.loss(batch(0, &Default::default()));
         let grads = GradientsParams::from_grads(loss.backward(), &shards);
-        let mut sizes = Sizes { grads, own: vec![] };
-        shards.visit(&mut sizes);
-        assert_eq!(sizes.own.iter().map(|[rows, n]| (rows * n) as u64).sum::<u64>(), summary.elements_per_rank);
+        let own = gradients(&shards, grads);
+        assert_eq!(own.values().map(|own| own.len() as u64).sum::<u64>(), summary.elements_per_rank);
         let parameters = Sharded::parameters::<B, _>(&shards);
-        assert_eq!(parameters.iter().filter(|parameter| parameter.rows.is_some()).count(), 4);
-        for (parameter, [rows, _]) in parameters.iter().zip(sizes.own) {
-            if parameter.rows.is_some() {
-                let share = parameter.shape[0].div_ceil(comm.world_size());
-                assert!((share..share + 128).contains(&rows), "{parameter:?}: {rows} rows");
-            }
+        let divided: Vec<_> = parameters.iter().filter(|parameter| parameter.is_shard).collect();
+        assert_eq!(divided.len(), 4);
+        for parameter in divided {
+            let rows = own[&parameter.name].len() / parameter.shape[1];
+            let share = parameter.shape[0].div_ceil(comm.world_size());
+            assert!((share..share + 128).contains(&rows), "{parameter:?}: {rows} rows");
         }
     }
 }

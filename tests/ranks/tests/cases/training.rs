@@ -1,61 +1,25 @@
-//! Training on several ranks equals training on one with the same number of micro-batches.
-use burn::module::{Module, ModuleVisitor, Param};
+//! Exchange of gradients, and of whole parameters.
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Recipe;
-use float8_shard::{Operation, ReduceDtype, Reshard, ShardConfig, Sharded};
-use ranks::{B, Net, Training, batch, model, tied_model};
+use float8_shard::{Operation, ReduceDtype, ShardConfig, Sharded};
+use ranks::{B, Batches, Model, Net, Training, batch, gradients, mixture, model, net, parameters, tied_model};
 
+use super::compare::STEPS;
 use super::world;
-
-fn sharded(recipe: Recipe, reshard: Reshard) -> Training {
-    Training::sharded(model(recipe), &world(), ShardConfig { reshard, ..ShardConfig::default() })
-}
-
-pub fn two_ranks_are_one_with_accumulation() {
-    for recipe in Recipe::ALL {
-        for reshard in [Reshard::AfterStep, Reshard::AfterForward] {
-            let (mut one, mut two) = (Training::new(model(recipe), None), sharded(recipe, reshard));
-            for step in 0..20 {
-                let losses = [one.step(2), two.step(2)];
-                assert_eq!(losses[0].to_bits(), losses[1].to_bits(), "{recipe} step {step}: {losses:?}");
-            }
-            for (one, two) in one.parameters().into_iter().zip(two.parameters()) {
-                assert_eq!(one, two, "{recipe}: {}", one.0);
-            }
-        }
-    }
-}
-
-/// The embedding's and the output layer's gradients are each summed over ranks before they are
-/// added, so the order of summation differs.
-pub fn a_tied_output() {
-    for reshard in [Reshard::AfterStep, Reshard::AfterForward] {
-        let (tied, config) = (tied_model(Recipe::Tensorwise), ShardConfig { reshard, ..ShardConfig::default() });
-        let (mut one, mut two) = (Training::new(tied.clone(), None), Training::sharded(tied, &world(), config));
-        for step in 0..20 {
-            let [one, two] = [one.step(2), two.step(2)];
-            let limit = if step == 0 { 0.0 } else { 1e-3 };
-            assert!((one - two).abs() <= limit * one, "step {step}: {one} and {two}");
-        }
-    }
-}
 
 /// Gradients rounded once on each rank halve the bytes and hardly change the loss.
 pub fn gradients_in_bf16() {
     let comm = world();
     let ranks = comm.world_size();
     let train = |reduce_dtype| {
-        let config = ShardConfig { reduce_dtype, ..ShardConfig::default() };
-        let mut training = Training::sharded(model(Recipe::Tensorwise), &comm, config);
+        let config = ShardConfig { reduce_dtype, replicate: ranks / 2, ..ShardConfig::default() };
+        let mut training = Training::sharded(model(Recipe::Tensorwise), &comm, config, Batches::of_one(ranks));
         let before = comm.traffic();
-        let losses: Vec<f32> = (0..50).map(|_| training.step(ranks)).collect();
-        (losses, comm.traffic().since(&before))
+        (training.losses(STEPS), comm.traffic().since(&before))
     };
     let [(exact, sums), (rounded, halves)] = [ReduceDtype::F32, ReduceDtype::Bf16].map(train);
     assert_eq!(exact[0], rounded[0], "the first loss comes before any gradient");
-    assert_ne!(exact[49], rounded[49], "nothing was rounded");
+    assert_ne!(exact.last(), rounded.last(), "nothing was rounded");
     for (step, (exact, rounded)) in exact.iter().zip(&rounded).enumerate() {
         assert!((exact - rounded).abs() <= 1e-2 * exact, "step {step}: {exact} and {rounded}");
     }
@@ -65,22 +29,11 @@ pub fn gradients_in_bf16() {
     assert!(exchanged.sent > 0);
 }
 
-struct Read(GradientsParams, Vec<Vec<f32>>);
-
-impl ModuleVisitor<B> for Read {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if Sharded::is_shard(&param.val()) {
-            let gradient = self.0.remove::<<B as AutodiffBackend>::InnerBackend, D>(param.id).expect("a gradient");
-            self.1.push(gradient.into_data().to_vec().unwrap());
-        }
-    }
-}
-
 /// Gradients of the shards.
 fn shards(model: &Net<B>, grads: GradientsParams) -> Vec<Vec<f32>> {
-    let mut read = Read(grads, vec![]);
-    model.visit(&mut read);
-    read.1
+    let mut all = gradients(model, grads);
+    let parameters = Sharded::parameters::<B, _>(model).into_iter().filter(|parameter| parameter.is_shard);
+    parameters.map(|parameter| all.remove(&parameter.name).unwrap()).collect()
 }
 
 /// Gradients of a step are the ones without a step, bit for bit. Backward starts all
@@ -142,12 +95,16 @@ pub fn gradients_that_wait() {
     assert_eq!(gradients(0, true).0, first, "nothing waits any more");
 }
 
-/// Whole parameters load into shards, and gathering returns them.
+/// Whole parameters load into shards and experts of ranks, and gathering returns them.
 pub fn whole_parameters_load() {
-    let mut trained = Training::new(model(Recipe::Tensorwise), None);
-    trained.step(1);
-    let (new, handle) = Sharded::apply(model(Recipe::Tensorwise), &world(), ShardConfig::default()).unwrap();
+    loads(net, ShardConfig::default());
+    loads(mixture, super::experts::config());
+}
+
+fn loads<M: Model>(build: fn(Option<Recipe>) -> M, config: ShardConfig) {
+    let mut trained = Training::new(build(None), Batches::of_one(1));
+    trained.step();
+    let (new, _) = Sharded::apply(build(Some(Recipe::Tensorwise)), &world(), config).unwrap();
     let loaded = new.load_record(trained.model.clone().into_record());
-    let loaded = Training::new(loaded, Some(handle));
-    assert_eq!(loaded.parameters(), trained.parameters());
+    assert!(parameters(&loaded) == parameters(&trained.model));
 }
