@@ -56,6 +56,7 @@ pub const ALL: &[Case] = &[
     well("a_parallel_block", &[2, 4], parallel::a_block_trains_as_on_one_rank),
     well("codes_of_experts", &[2, 4], experts::codes_are_those_of_all_tokens),
     well("bytes_of_experts", &[2, 4], experts::bytes_of_rows),
+    well("amaxes_of_experts", &[2, 4], experts::amaxes_of_weights),
     well("experts_of_a_decoder", &[2, 4], experts_model::have_the_gradients_of_one_rank),
     well("experts_train", &[2, 4], experts_model::train_as_on_one_rank),
     well("whole_experts_load", &[2, 4], experts_model::load_and_gather),

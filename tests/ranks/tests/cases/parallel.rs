@@ -117,6 +117,16 @@ pub fn a_block_trains_as_on_one_rank() {
         };
         let mut whole = block();
         let (mut part, parallel) = TensorParallel::apply(block(), &comm, &plan).unwrap();
+        let columns = SIZE / ranks;
+        let bias = Sharded::parameters::<B, _>(&part).into_iter().find(|place| place.name == "up.bias").unwrap();
+        assert_eq!((bias.shape, bias.rows), (vec![SIZE], Some([rank * columns, (rank + 1) * columns])));
+        let gathered = Sharded::gather(part.clone());
+        for (found, expected) in [(&gathered.up, &whole.up), (&gathered.down, &whole.down)] {
+            let read = |Linear { weight, bias, .. }: &Linear<B>| {
+                (bits(weight.val().inner()), bits(bias.as_ref().unwrap().val().inner()))
+            };
+            assert!(read(found) == read(expected), "{recipe}: gathered on rank {rank}");
+        }
         let mut optimizers = [SgdConfig::new().init(), SgdConfig::new().init()];
         for step in 0..4 {
             B::seed(&device, 100 + step);
@@ -143,7 +153,6 @@ pub fn a_block_trains_as_on_one_rank() {
                 let far = (found - expected).abs().max().into_scalar();
                 assert!(far < 1e-5, "{recipe}: {name} differs by {far}");
             };
-            let columns = SIZE / ranks;
             near("norm", part.norm.gamma.val(), whole.norm.gamma.val());
             near(
                 "up",
