@@ -136,7 +136,7 @@ pub fn input_granularity(policy: &Policy) -> Option<Granularity> {
     (!cast.is_disabled()).then_some(cast.scaling_granularity)
 }
 
-/// Weights of a model that have a source and are read in FP8.
+/// Weights of a model that ranks divide and that are read in FP8.
 pub fn sourced_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<SourcedWeight<B::Inner>> {
     let sourced =
         |FoundLinear { tag, weight, .. }: FoundLinear<B>| SourcedWeight::new(B::float8_tensor(&weight?), tag?);

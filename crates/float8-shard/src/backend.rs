@@ -1,7 +1,7 @@
 //! [`ShardBackend`]: backend trait for sharded models.
 use crate::comm::Communicator;
 use burn_backend::tensor::Device;
-use burn_float8::backend::Float8Backend;
+use burn_float8::backend::{Float8Backend, HostCodes};
 
 use crate::collectives::DeviceCollectives;
 
@@ -19,6 +19,15 @@ pub trait ShardBackend: Float8Backend {
     fn collectives(device: &Device<Self>, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<Self>>> {
         let _ = (device, comm);
         None
+    }
+
+    /// Copy of an operand with scales of rows, without what its contraction has beyond `len` elements. By
+    /// default its codes pass through the host.
+    fn cropped(operand: &Self::Operand, len: usize, device: &Device<Self>) -> Self::Operand {
+        let own = Self::fp8_read(operand);
+        let [rows, k] = own.dims;
+        let codes = own.codes.chunks_exact(k).flat_map(|row| &row[..len]).copied().collect();
+        Self::fp8_write(HostCodes { codes, dims: [rows, len], ..own }, device)
     }
 }
 

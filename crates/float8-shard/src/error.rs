@@ -1,7 +1,7 @@
 //! [`ShardError`]: errors of ranks and of models to shard.
 use std::time::Duration;
 
-use burn_float8::ApplyError;
+use burn_float8::{ApplyError, Float8Error};
 
 use crate::comm::{Absence, Collective, Difference};
 
@@ -127,6 +127,9 @@ pub enum ShardError {
         /// Number of ranks.
         ranks: usize,
     },
+    /// The configuration of FP8, or a pattern of a plan, does not fit the model.
+    #[error(transparent)]
+    Float8(#[from] Float8Error),
     /// A parameter, or the whole model, cannot be sharded.
     #[error("{name}{reason}")]
     Model {

@@ -4,21 +4,22 @@
 //! rank r has the experts [r·chunk, (r + 1)·chunk) of w [G, K, N], zeros beyond G      chunk = ⌈G / R⌉
 //! numbers of rows → all-to-all of rows → grouped GEMMs → all-to-all back
 //! ```
+//! Rows travel in their dtype; the rank of their expert casts them.
 //! A gradient of an expert is complete on its rank, and summed between replicas only. Casts have the scales
 //! of one process with the batches of all ranks that divide the copy.
 use std::sync::Arc;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{DType, TensorData, TensorMetadata};
+use burn_backend::{DType, TensorMetadata};
 use burn_float8::backend::{Float8Backend, in_dtype};
 use burn_float8::shard_hooks::{CastAmax, Exchange, ExpertHooks, ExpertLayout, RowExchange, WeightCast};
-use burn_std::{Bytes, Shape};
+use burn_std::Shape;
 use float8_kernels::{GROUP_ALIGN, Granularity};
 
 use crate::config::ShardConfig;
 use crate::sharding::Sharding;
-use crate::values::{column_amaxes, tensor_amax, with_amaxes};
-use crate::wire::{to_bytes, to_words};
+use crate::values::{column_amaxes, tensor_amax, tensor_of, with_amaxes, words_of};
+use crate::wire::to_bytes;
 use crate::world::World;
 
 impl<B: Float8Backend> Sharding<B> {
@@ -68,16 +69,12 @@ impl<B: Float8Backend> RowExchange<B> for Sharding<B> {
         if let Some(collectives) = self.world.shard.on_device(&device) {
             return collectives.all_to_all(&self.name, rows, exchange).unwrap_or_else(|error| self.fail(error));
         }
-        let data = burn_std::future::block_on(B::float_into_data(rows)).expect("a tensor that exists can be read");
         let (exchange, received) = (exchange.of_groups(size / 4), exchange.received.iter().sum::<usize>().max(1));
-        let mut words = to_words(data.bytes.to_vec());
+        let mut words = words_of::<B>(rows);
         words.truncate(exchange.sent.iter().sum());
         let all = self.world.shard.comm.all_to_all_v(&self.name, words, exchange).and_then(|pending| pending.wait());
         let all = all.unwrap_or_else(|error| self.fail(error));
-        let mut bytes: Vec<u8> = to_bytes(&all, 4 * all.len()).collect();
-        bytes.resize(received * size, 0);
-        let data = TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(vec![received, cols]), dtype);
-        B::float_from_data(data, &device)
+        tensor_of::<B>(to_bytes(&all, 4 * all.len()), [received, cols], dtype, &device)
     }
 }
 

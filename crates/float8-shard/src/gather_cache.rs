@@ -8,14 +8,14 @@ use burn_std::{Shape, Slice};
 use float8_kernels::{Cast, Granularity};
 
 use crate::collectives::ShardedAxis;
-use crate::operand::{Gathering, cropped};
-use crate::sharding::{Sharding, TensorPart};
+use crate::operand::Gathering;
+use crate::sharding::Sharding;
 use crate::values::{column_amaxes, tensor_amax, with_amaxes};
 
 /// Cached state; see the module.
 pub(crate) struct GatherCache<B: Float8Backend> {
     /// Amaxes of the whole weight, f32.
-    pub(crate) amaxes: Vec<(AmaxOf, FloatTensor<B>)>,
+    amaxes: Vec<(AmaxOf, FloatTensor<B>)>,
     started: Vec<Started<B>>,
 }
 
@@ -70,9 +70,9 @@ impl AmaxOf {
     /// Place of this rank's amaxes among the whole weight's, and the number of those. None if they are the
     /// same.
     fn place<B: Float8Backend>(self, sharding: &Sharding<B>) -> Option<([Slice; 1], usize)> {
-        let (rank, ranks, len) = match (self, sharding.part) {
-            (Self::Columns, Some(TensorPart { style: ParallelStyle::Colwise, rank, ranks })) => {
-                (rank, ranks, sharding.logical[1])
+        let (rank, ranks, len) = match (self, &sharding.part) {
+            (Self::Columns, Some(part)) if part.style() == ParallelStyle::Colwise => {
+                (part.rank(), part.ranks(), sharding.logical[1])
             }
             (Self::Rows, _) => (sharding.world.shard.comm.rank(), sharding.ranks(), sharding.chunk),
             _ => return None,
@@ -140,7 +140,7 @@ impl<B: Float8Backend> GatherCache<B> {
             Some(AmaxOf::Rows) => {
                 let width = rows.shape()[1];
                 let (shard, amax) = cast.quantize(with_amaxes::<B>(rows, amax(AmaxOf::Rows), 1, 1), None);
-                (cropped::<B>(&shard, width, &device), amax)
+                ((sharding.world.cropped)(&shard, width, &device), amax)
             }
             None => cast.quantize(rows, None),
         };
@@ -149,19 +149,32 @@ impl<B: Float8Backend> GatherCache<B> {
     }
 }
 
-/// Amaxes of this rank's rows that a weight's casts need from all ranks and that are not yet known.
+/// Amaxes of this rank's rows or experts that a weight's casts need from all ranks and that are not yet
+/// known.
 pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> Vec<(AmaxOf, FloatTensor<B>)> {
     let Some(sharding) = Sharding::<B>::of(weight.layer()) else { return vec![] };
     let mut cache = weight.cache();
     let kept: &mut GatherCache<B> = cache.get();
     let mut wanted: Vec<(AmaxOf, FloatTensor<B>)> = vec![];
     for cast in weight.casts() {
-        let Some(of) = AmaxOf::of_cast(&cast).filter(|of| *of != AmaxOf::Tensor || !cast.is_scale_known()) else {
-            continue;
+        let is_unknown = |of: &AmaxOf| match of {
+            AmaxOf::Tensor => !cast.is_scale_known(),
+            // Each expert is whole.
+            _ => !sharding.has_experts(),
         };
+        let Some(of) = AmaxOf::of_cast(&cast).filter(is_unknown) else { continue };
         if !kept.amaxes.iter().chain(&wanted).any(|(known, _)| *known == of) {
             wanted.push((of, of.own(&sharding, cast.rows())));
         }
     }
     wanted
+}
+
+/// Keeps an amax of all ranks for the casts of a weight.
+pub(crate) fn keep_amax<B: Float8Backend>(weight: &SourcedWeight<B>, of: AmaxOf, amax: FloatTensor<B>) {
+    if of == AmaxOf::Tensor {
+        let casts = weight.casts().filter(|cast| AmaxOf::of_cast(cast) == Some(of));
+        return casts.for_each(|cast| cast.expect(amax.clone()));
+    }
+    weight.cache().get::<GatherCache<B>>().amaxes.push((of, amax));
 }

@@ -32,6 +32,7 @@ mod parallel_part;
 
 mod full_tensor;
 mod gradients;
+mod place;
 mod shard_params;
 mod shardable;
 mod tensor_parallel;
@@ -49,8 +50,8 @@ pub use device::stage_collectives;
 pub use error::ShardError;
 pub use full_tensor::full_tensor;
 pub use gradients::JOINED_ELEMENTS;
+pub use place::Place;
 pub use plan::{PlanDtypes, ShardPlan};
 pub use shard_params::ShardSummary;
-pub use shardable::ShardedParameter;
 pub use sharded::Sharded;
 pub use tensor_parallel::{ParallelPlan, TensorParallel, TensorStyle};

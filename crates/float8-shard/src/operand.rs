@@ -160,11 +160,3 @@ fn join<'a, T: Copy + 'a>(
         }
     }
 }
-
-/// Copy without the last columns of its contraction. Codes pass through the host.
-pub(crate) fn cropped<B: Float8Backend>(operand: &B::Operand, len: usize, device: &Device<B>) -> B::Operand {
-    let own = B::fp8_read(operand);
-    let [rows, k] = own.dims;
-    let codes = own.codes.chunks_exact(k).flat_map(|row| &row[..len]).copied().collect();
-    B::fp8_write(HostCodes { codes, dims: [rows, len], ..own }, device)
-}

@@ -10,7 +10,6 @@ use float8_kernels::Granularity;
 
 use crate::collectives::ShardedAxis;
 use crate::config::{ReduceDtype, ShardConfig};
-use crate::operand::cropped;
 use crate::sharding::{Sharding, alignment_of};
 use crate::values::{column_amaxes, tensor_amax, with_amaxes};
 use crate::world::World;
@@ -94,7 +93,7 @@ impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
             let len = part.shape()[axis];
             let amaxes = max(column_amaxes::<B>(lines));
             let (operand, amax) = cast.quantize(with_amaxes::<B>(part, amaxes, axis, 1), None);
-            return (cropped::<B>(&operand, len, &cast.device()), amax);
+            return ((self.world.cropped)(&operand, len, &cast.device()), amax);
         }
         let own = || max(tensor_amax::<B>(part.clone()));
         let has_one_scale = cast.cast().granularity == Granularity::Tensor;

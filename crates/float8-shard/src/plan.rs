@@ -1,17 +1,20 @@
 //! [`ShardPlan`]: memory of a sharded model on each rank, computed before allocation.
+use std::collections::BTreeMap;
+
 use burn::module::Module;
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
-use burn_float8::config::{Granularity, LinearInfo};
+use burn_float8::config::{Granularity, LinearInfo, Policy};
 use burn_float8::shard_hooks::{self, visit_params};
 use burn_float8::{Float8Config, Float8Error};
 use serde::Serialize;
 
 use crate::config::{Mesh, Reshard, ShardConfig};
+use crate::error::ShardError;
 use crate::gradients::JOINED_ELEMENTS;
-use crate::shardable::module_of;
+use crate::place::module_of;
 use crate::sharding::{alignment, chunk};
-use crate::tensor_parallel::{ParallelPlan, TensorStyle, styles};
+use crate::tensor_parallel::{Divisible, ParallelPlan, TensorStyle, check_weights, styles, token_alignment};
 
 /// Bytes per rank for a model and its AdamW training, without activations.
 ///
@@ -56,6 +59,8 @@ pub struct ShardPlan {
     /// Elements that a rank trains of the largest parameter, and elements of the largest weight of
     /// a linear in FP8.
     pub largest: [u64; 2],
+    /// Multiple of which each rank's tokens must be, so that parts have whole blocks of their recipe.
+    pub token_alignment: usize,
 }
 
 /// Dtypes of a planned training. Parameters and gradients that are not matrices are f32.
@@ -80,11 +85,13 @@ struct Planned {
     kind: Kind,
     style: Option<TensorStyle>,
     is_trained: bool,
+    /// Policy of a linear, with FP8.
+    policy: Option<Policy>,
 }
 
 enum Kind {
     Linear(String),
-    Embedding,
+    Embedding(String),
     Replicated,
 }
 
@@ -95,7 +102,8 @@ impl ShardPlan {
     ///
     /// # Errors
     ///
-    /// The errors of [`Float8Config::apply`].
+    /// The errors of [`Float8Config::apply`]; for `tensor`, of
+    /// [`TensorParallel::apply`](crate::TensorParallel::apply).
     pub fn new<B: Backend, M: Module<B>>(
         model: &M,
         mesh: Mesh,
@@ -104,17 +112,15 @@ impl ShardPlan {
         float8: Option<&Float8Config>,
         dtypes: PlanDtypes,
         is_trained: &dyn Fn(&str) -> bool,
-    ) -> Result<Self, Float8Error> {
-        let mut parameters = parameters::<B, M>(model, tensor, float8, is_trained)?;
-        let infos: Vec<_> = parameters.iter().filter_map(Planned::linear).collect();
-        let mut policies = match float8 {
-            Some(float8) => float8.resolve(&infos)?,
-            None => vec![],
-        }
-        .into_iter();
+    ) -> Result<Self, ShardError> {
+        let styles = styles::<B, M>(model, tensor)?;
+        let mut parameters = parameters::<B, M>(model, &styles, float8, is_trained)?;
+        check_weights(&parameters.iter().filter_map(Planned::divisible).collect::<Vec<_>>(), &styles, mesh.tensor)?;
         let (ranks, is_sum) = (mesh.shard, mesh.shard == 1 && mesh.replicate > 1);
         parameters.iter_mut().for_each(|parameter| parameter.divide(mesh.tensor));
-        let mut new = Self { ranks: mesh.ranks(), ..Self::default() };
+        let divided = parameters.iter().filter(|parameter| parameter.style.is_some());
+        let token_alignment = divided.filter_map(|parameter| parameter.policy.as_ref()).map(token_alignment).max();
+        let mut new = Self { ranks: mesh.ranks(), token_alignment: token_alignment.unwrap_or(1), ..Self::default() };
         let (mut copies, mut largest_passing, mut replicated) = (vec![], 0, 0);
         // Sums over the inputs of linears: elements and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);
@@ -122,7 +128,7 @@ impl ShardPlan {
             let dims = parameter.own_dims(ranks, config);
             let elements = dims.iter().product::<usize>() as u64;
             let kept = if parameter.dims.len() < 2 { DType::F32 } else { dtypes.matrices }.size() as u64;
-            let policy = parameter.linear().and_then(|_| policies.next());
+            let policy = parameter.policy.as_ref();
             let is_sharded = parameter.is_sharded();
             let mut add = |own: u64| {
                 new.parameters += kept * own;
@@ -150,14 +156,14 @@ impl ShardPlan {
                 }
             };
             if is_sharded {
-                add((chunk(k, ranks, alignment(policy.as_ref())) * n) as u64);
+                add((chunk(k, ranks, alignment(policy)) * n) as u64);
                 if parameter.is_trained {
                     new.largest_gradient = new.largest_gradient.max(4 * elements);
                 }
             } else {
                 add(elements);
             }
-            let granularities = policy.as_ref().map(shard_hooks::weight_granularities).unwrap_or_default();
+            let granularities = policy.map(shard_hooks::weight_granularities).unwrap_or_default();
             let size =
                 |granularity: Granularity, [rows, k]: [usize; 2]| rows * k + 4 * granularity.scale_words(rows, k);
             let [transposed, rows] = granularities;
@@ -166,7 +172,7 @@ impl ShardPlan {
             if float8.iter().any(Option::is_some) {
                 new.largest[1] = new.largest[1].max(elements);
             }
-            let is_kept = policy.as_ref().is_none_or(shard_hooks::keeps_weight_copies);
+            let is_kept = policy.is_none_or(shard_hooks::keeps_weight_copies);
             if !is_sharded || ranks == 1 {
                 match is_kept {
                     true => new.copies += float8.iter().flatten().sum::<u64>(),
@@ -179,7 +185,7 @@ impl ShardPlan {
             {
                 new.shared_copies += float8[1].unwrap_or_default();
             }
-            if let Some(policy) = &policy {
+            if let Some(policy) = policy {
                 let kept = shard_hooks::input_granularity(policy).map_or(dtypes.compute.size() as f64, |granularity| {
                     let [height, width] = granularity.group(k, INPUT_ROWS);
                     1.0 + 4.0 / (height * width) as f64
@@ -191,7 +197,7 @@ impl ShardPlan {
                 continue;
             }
             let is_values = float8.contains(&None);
-            let size = if matches!(parameter.kind, Kind::Embedding) { kept } else { dtypes.compute.size() as u64 };
+            let size = if matches!(parameter.kind, Kind::Embedding(_)) { kept } else { dtypes.compute.size() as u64 };
             copies.extend(float8.into_iter().flatten().chain(is_values.then_some(size * elements)));
         }
         new.joined_gradients = new.joined_gradients.max(4 * replicated.min(JOINED_ELEMENTS as u64));
@@ -212,6 +218,14 @@ impl Planned {
     fn linear(&self) -> Option<LinearInfo> {
         let (Kind::Linear(name), [.., k, n]) = (&self.kind, &self.dims[..]) else { return None };
         Some(LinearInfo { name: name.clone(), k: *k, n: *n })
+    }
+
+    fn divisible(&self) -> Option<Divisible> {
+        let (Kind::Linear(name) | Kind::Embedding(name), [.., k, n]) = (&self.kind, &self.dims[..]) else {
+            return None;
+        };
+        let (info, align) = (LinearInfo { name: name.clone(), k: *k, n: *n }, alignment(self.policy.as_ref()));
+        Some(Divisible { info, align, is_embedding: matches!(self.kind, Kind::Embedding(_)) })
     }
 
     /// Shape on a rank, before matrices are sharded.
@@ -239,24 +253,29 @@ impl Planned {
 
 fn parameters<B: Backend, M: Module<B>>(
     model: &M,
-    tensor: &ParallelPlan,
+    styles: &BTreeMap<String, TensorStyle>,
     float8: Option<&Float8Config>,
     is_trained: &dyn Fn(&str) -> bool,
 ) -> Result<Vec<Planned>, Float8Error> {
-    let styles = styles::<B, M>(model, tensor)?;
     let default = Float8Config::default();
     let mut planned = vec![];
     visit_params::<B, M>(model, |param| {
         let dims = param.shape.to_vec();
         let kind = match (param.linear_weight(float8.unwrap_or(&default)), param.path.embedding(dims.len())) {
             (Some(name), _) => Kind::Linear(name),
-            (_, Some(_)) => Kind::Embedding,
+            (_, Some(name)) => Kind::Embedding(name),
             _ => Kind::Replicated,
         };
         let name = param.name();
         let (style, is_trained) = (styles.get(module_of(&name)).copied(), is_trained(&name));
-        planned.push(Planned { dims, kind, style, is_trained });
+        planned.push(Planned { dims, kind, style, is_trained, policy: None });
     });
+    if let Some(float8) = float8 {
+        let (linears, infos): (Vec<_>, Vec<_>) =
+            planned.iter_mut().filter_map(|parameter| parameter.linear().map(|info| (parameter, info))).unzip();
+        let policies = float8.resolve(&infos)?;
+        linears.into_iter().zip(policies).for_each(|(linear, policy)| linear.policy = Some(policy));
+    }
     Ok(planned)
 }
 

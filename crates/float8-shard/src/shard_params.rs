@@ -11,7 +11,7 @@ use burn_float8::{Float8Config, Float8Stack};
 use serde::Serialize;
 
 use crate::config::ShardConfig;
-use crate::sharding::{Sharding, TensorPart, alignment};
+use crate::sharding::{Sharding, alignment};
 use crate::world::World;
 
 /// Result of [`Sharded::apply`](crate::Sharded::apply). `Display` prints one line.
@@ -77,7 +77,7 @@ pub(crate) fn divide<B: Float8Stack, M: Module<B>>(
             [k, n] => Sharding::new(world.clone(), layer.name(), [k, n], alignment(Some(&policy)), config),
             _ => Sharding::of_experts(world.clone(), layer.name(), &param.shape, config),
         };
-        let sharding = Arc::new(Sharding { part: TensorPart::of::<B::Inner>(&layer), ..sharding });
+        let sharding = Arc::new(Sharding { part: shard_hooks::parallel(&layer), ..sharding });
         summary.sharded += 1;
         let own = sharding.own_shape().iter().product::<usize>() as u64;
         summary.elements_per_rank += own;

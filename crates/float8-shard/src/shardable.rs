@@ -5,80 +5,14 @@ use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 use burn_float8::Float8Stack;
 use burn_float8::config::{Granularity, LinearInfo};
-use burn_float8::shard_hooks::{self, FoundLinear, ParallelStyle, linears, read_f32, visit_params};
+use burn_float8::shard_hooks::{self, FoundLinear, linears, read_f32, visit_params};
 use burn_std::Slice;
-use serde::Serialize;
 
 use crate::all_reduce::flat;
 use crate::config::ShardConfig;
 use crate::error::ShardError;
-use crate::sharding::{BLOCK, Place, Sharding, TensorPart, chunk};
+use crate::sharding::{BLOCK, Sharding, chunk};
 use crate::world::World;
-
-/// Parameter of a sharded model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ShardedParameter {
-    /// Path in the module tree.
-    pub name: String,
-    /// Shape of the whole parameter.
-    pub shape: Vec<usize>,
-    /// Begin and end of this rank's rows; None if the parameter is replicated.
-    pub rows: Option<[usize; 2]>,
-    /// Begin and end of this rank's columns; None if it has all.
-    pub cols: Option<[usize; 2]>,
-    /// Whether the ranks of [`Sharded::shard_communicator`](crate::Sharded::shard_communicator) divide it.
-    pub is_shard: bool,
-    /// Whether the ranks of [`ShardConfig::tensor`] divide it.
-    pub is_part: bool,
-}
-
-/// Path of a parameter's module; the parameter's own, if it is the model.
-pub(crate) fn module_of(parameter: &str) -> &str {
-    parameter.rsplit_once('.').map_or(parameter, |(module, _)| module)
-}
-
-/// Implements [`Sharded::parameters`](crate::Sharded::parameters).
-pub(crate) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
-    let mut parameters = vec![];
-    // Module and part of the last weight that ranks divide: its bias comes next.
-    let mut of_weight: Option<(String, TensorPart)> = None;
-    visit_params::<B, M>(model, |param| {
-        let (name, value) = (param.name(), param.float());
-        let layer = value.as_ref().and_then(|value| B::layer(value));
-        let (is_shard, part) = match &layer {
-            Some(layer) => (
-                Sharding::<B::Inner>::of(layer).is_some_and(|sharding| sharding.is_divided()),
-                TensorPart::of::<B::Inner>(layer),
-            ),
-            None => (false, None),
-        };
-        let mut new = ShardedParameter {
-            name,
-            shape: param.shape.to_vec(),
-            rows: None,
-            cols: None,
-            is_shard,
-            is_part: part.is_some(),
-        };
-        let module = module_of(&new.name);
-        of_weight = part.map(|part| (module.into(), part)).or(of_weight.take());
-        match (value.and_then(|value| Place::of_value::<B>(&value)), &of_weight, &param.shape[..]) {
-            (Some(Place { shape, rows, cols }), ..) => {
-                new.rows = Some([rows.start, rows.end]);
-                new.cols = (cols.len() < shape[1]).then_some([cols.start, cols.end]);
-                new.shape = shape;
-            }
-            (None, Some((of, TensorPart { style: ParallelStyle::Colwise, ranks, rank })), [len]) if of == module => {
-                new.rows = Some([rank * len, (rank + 1) * len]);
-                new.shape = vec![ranks * len];
-                new.is_part = true;
-            }
-            _ => {}
-        }
-        parameters.push(new);
-    });
-    parameters
-}
 
 /// Linears of a model, after checks that it can be sharded and agrees between ranks.
 pub(crate) fn check<B: Float8Stack, M: Module<B>>(
@@ -185,7 +119,8 @@ fn check_own<B: Float8Stack, M: Module<B>>(
         if linear.layer().is_some_and(|layer| Sharding::<B::Inner>::of(layer).is_some()) {
             return refused(" is sharded already");
         }
-        if let Some(TensorPart { ranks, .. }) = linear.layer().and_then(|layer| TensorPart::of::<B::Inner>(layer)) {
+        if let Some(part) = linear.layer().and_then(|layer| shard_hooks::parallel::<B::Inner>(layer)) {
+            let ranks = part.ranks();
             if ranks != tensor {
                 let reason = format!(" is divided by TensorParallel over {ranks} ranks, where `tensor` is {tensor}");
                 return refused(&reason);

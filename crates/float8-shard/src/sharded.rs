@@ -1,6 +1,5 @@
 //! [`Sharded`]: a model with sharded linears and embeddings; other parameters are replicated.
 use std::any::Any;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,12 +19,13 @@ use crate::all_reduce::all_reduce;
 use crate::backend::ShardBackend;
 use crate::config::ShardConfig;
 use crate::error::ShardError;
-use crate::gather_cache::{GatherCache, amaxes_to_reduce};
+use crate::gather_cache::{GatherCache, amaxes_to_reduce, keep_amax};
 use crate::gradients;
+use crate::place::{Parts, Place, parameters};
 use crate::prefetch::Prefetch;
 use crate::shard_params::{Divided, ShardSummary, divide};
-use crate::shardable::{ShardedParameter, check, parameters};
-use crate::sharding::{Place, Sharding};
+use crate::shardable::check;
+use crate::sharding::Sharding;
 use crate::world::World;
 
 /// Handle to the ranks of a sharded model.
@@ -182,7 +182,7 @@ impl Sharded {
                 ("amaxes of all weights", world.copy.on_device(&<B::Inner>::float_device(first)));
             let all = all_reduce(&self.copy, collectives.as_deref(), label, Operation::AllReduceMaxBits, own);
             for ((weight, of), amax) in places.into_iter().zip(all.unwrap_or_else(|error| panic!("{error}"))) {
-                weight.cache().get::<GatherCache<B::Inner>>().amaxes.push((of, amax));
+                keep_amax(weight, of, amax);
             }
         }
         world.reduces.begin();
@@ -256,8 +256,9 @@ impl Sharded {
         gradients::sum::<B, M>(&self.world().replicate, model, grads, is_expert)
     }
 
-    /// Parameters of the model by path, with the whole shapes and this rank's rows.
-    pub fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
+    /// Places of this rank's elements in the model's parameters, in its order. A shard is padded with zeros
+    /// below its rows to the same number on each rank.
+    pub fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<Place> {
         parameters::<B, M>(model)
     }
 
@@ -266,24 +267,24 @@ impl Sharded {
         Sharding::of_parameter(parameter).is_some_and(|sharding| sharding.is_divided())
     }
 
-    /// Places of this rank's elements in a whole weight: its rows and its columns. All, if no ranks divide
-    /// it. A shard is padded with zeros below its rows to the same number on each rank.
-    pub fn place<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> [Range<usize>; 2] {
-        let dims = parameter.dims();
-        let all = || [0..dims[0], 0..dims.get(1).copied().unwrap_or(1)];
-        Place::of_parameter(parameter).map_or_else(all, |place| [place.rows, place.cols])
-    }
-
-    /// Gathers whole parameters from the shards of all ranks; of tensor-parallel parts, the parts. All
-    /// ranks call it. The result has no FP8 configuration.
+    /// Gathers whole parameters from the shards and the tensor-parallel parts of all ranks, which call it
+    /// together. The result has no FP8 configuration.
     pub fn gather<B: Float8Stack, M: Module<B>>(model: M) -> M {
+        let mut parts = Parts::<B::Inner>::default();
         shard_hooks::map_params::<B, M>(model, |param| {
-            let value = param.float();
+            let (value, part) = (param.float(), parts.next(param));
             let sharding = value.as_ref().and_then(Sharding::of_value::<B>);
-            let Some((value, sharding)) = value.zip(sharding) else { return Change::None };
-            let whole = |shard: Float8Tensor<_>| {
-                let all = sharding.gather_values(sharding.matrix(shard.into_full()));
-                Float8Tensor::new(sharding.in_shape(all))
+            let Some(value) = value.filter(|_| sharding.is_some() || part.is_some()) else { return Change::None };
+            let whole = |own: Float8Tensor<_>| {
+                let own = own.into_full();
+                let own = match sharding {
+                    Some(sharding) => sharding.in_shape(sharding.gather_values(sharding.matrix(own))),
+                    None => own,
+                };
+                Float8Tensor::new(match part {
+                    Some(part) => part.gather(own),
+                    None => own,
+                })
             };
             Change::Replaced(B::map_float8(value, whole))
         })

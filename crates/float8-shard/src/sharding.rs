@@ -13,12 +13,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::config::Policy;
 use burn_float8::report::Layer;
-use burn_float8::shard_hooks::ParallelStyle;
+use burn_float8::shard_hooks::ParallelHooks;
 use burn_float8::{Float8Stack, shard_hooks};
 use float8_kernels::Granularity;
 
@@ -51,66 +50,6 @@ pub(crate) fn chunk(k: usize, ranks: usize, align: usize) -> usize {
     if ranks == 1 { k } else { k.div_ceil(ranks).next_multiple_of(align) }
 }
 
-/// Part of a weight by tensor parallelism.
-#[derive(Clone, Copy)]
-pub(crate) struct TensorPart {
-    pub(crate) style: ParallelStyle,
-    pub(crate) ranks: usize,
-    pub(crate) rank: usize,
-}
-
-impl TensorPart {
-    /// Part of a layer's weight, if ranks divide the layer.
-    pub(crate) fn of<B: Float8Backend>(layer: &Layer) -> Option<Self> {
-        let hooks = shard_hooks::parallel::<B>(layer)?;
-        Some(Self { style: hooks.style(), ranks: hooks.ranks(), rank: hooks.rank() })
-    }
-}
-
-/// Place of this rank's value in a whole parameter.
-pub(crate) struct Place {
-    /// Shape of the whole parameter.
-    pub(crate) shape: Vec<usize>,
-    pub(crate) rows: Range<usize>,
-    pub(crate) cols: Range<usize>,
-}
-
-impl Place {
-    /// Place of a parameter's value. None if no ranks divide it.
-    pub(crate) fn of_value<S: Float8Stack>(value: &FloatTensor<S>) -> Option<Self> {
-        let layer = S::layer(value)?;
-        let (sharding, part) = (Sharding::<S::Inner>::of(&layer), TensorPart::of::<S::Inner>(&layer));
-        let (mut rows, [k, n]) = match (&sharding, part) {
-            (Some(sharding), _) if sharding.has_experts() => {
-                let (shape, rows) = (sharding.whole.clone(), sharding.rows());
-                return Some(Self { cols: 0..shape[1], shape, rows });
-            }
-            (Some(sharding), _) => (sharding.rows(), sharding.logical),
-            (None, Some(_)) => (0..value.shape()[0], value.shape().dims()),
-            (None, None) => return None,
-        };
-        let (mut shape, mut cols) = ([k, n], 0..n);
-        match part {
-            Some(TensorPart { style: ParallelStyle::Colwise, ranks, rank }) => {
-                (shape, cols) = ([k, ranks * n], rank * n..(rank + 1) * n);
-            }
-            Some(TensorPart { style: ParallelStyle::Rowwise, ranks, rank }) => {
-                (shape, rows) = ([ranks * k, n], rank * k + rows.start..rank * k + rows.end);
-            }
-            None => {}
-        }
-        Some(Self { shape: shape.to_vec(), rows, cols })
-    }
-
-    /// Place of a parameter.
-    pub(crate) fn of_parameter<S: Float8Stack, const D: usize>(parameter: &Tensor<S, D>) -> Option<Self> {
-        match parameter.clone().into_primitive() {
-            TensorPrimitive::Float(value) => Self::of_value::<S>(&value),
-            TensorPrimitive::QFloat(_) => None,
-        }
-    }
-}
-
 /// Partition of one weight `[K, N]`, with counts of its gathers. Of a tensor-parallel part it is the
 /// partition of the part.
 pub(crate) struct Sharding<B: Float8Backend> {
@@ -120,7 +59,8 @@ pub(crate) struct Sharding<B: Float8Backend> {
     pub(crate) whole: Vec<usize>,
     /// K and N; of experts `[G, K, N]`, G and K · N.
     pub(crate) logical: [usize; 2],
-    pub(crate) part: Option<TensorPart>,
+    /// Part of the weight by tensor parallelism.
+    pub(crate) part: Option<Arc<dyn ParallelHooks<B>>>,
     pub(crate) chunk: usize,
     pub(crate) config: ShardConfig,
     pub(crate) float8_gathers: AtomicU64,

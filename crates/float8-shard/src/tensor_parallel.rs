@@ -16,8 +16,8 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::config::LinearInfo;
-use burn_float8::shard_hooks::{self, Change, ParallelStyle, linears, map_params, visit_params};
+use burn_float8::config::{LinearInfo, Policy};
+use burn_float8::shard_hooks::{self, Change, FoundLinear, ParallelStyle, linears, map_params, visit_params};
 use burn_float8::{ApplyError, Float8Error, Float8Stack, Float8Tensor};
 
 use crate::backend::ShardBackend;
@@ -26,7 +26,8 @@ use crate::config::ShardConfig;
 use crate::error::ShardError;
 use crate::gradients;
 use crate::parallel_part::Part;
-use crate::shardable::{check, module_of};
+use crate::place::module_of;
+use crate::shardable::check;
 use crate::sharding::{Sharding, alignment, alignment_of};
 use crate::world::World;
 
@@ -47,6 +48,44 @@ pub enum TensorStyle {
 pub type ParallelPlan = Vec<(String, TensorStyle)>;
 
 /// Handle to the ranks of a model with divided linears.
+///
+/// Any model can have a plan. Its code does not change, except for sizes that it counts by rank, such
+/// as heads of attention.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+/// use burn::prelude::*;
+/// use burn_float8::{Float8, Float8Config};
+/// use float8_shard::{Communicator, ParallelPlan, TensorParallel, TensorStyle};
+///
+/// #[derive(Module, Debug)]
+/// struct Mlp<B: Backend> {
+///     norm: LayerNorm<B>,
+///     gate_proj: Linear<B>,
+///     up_proj: Linear<B>,
+///     down_proj: Linear<B>,
+/// }
+///
+/// let device = Default::default();
+/// let mlp = Mlp::<Float8<Autodiff<Flex>>> {
+///     norm: LayerNormConfig::new(64).init(&device),
+///     gate_proj: LinearConfig::new(64, 128).init(&device),
+///     up_proj: LinearConfig::new(64, 128).init(&device),
+///     down_proj: LinearConfig::new(128, 64).init(&device),
+/// };
+/// let mlp = Float8Config::tensorwise().apply(mlp).unwrap().0;
+/// let plan: ParallelPlan = vec![
+///     ("norm".into(), TensorStyle::Sequence),
+///     ("[gu]*_proj".into(), TensorStyle::Colwise),
+///     ("down_proj".into(), TensorStyle::Rowwise),
+/// ];
+/// let (mlp, parallel) = TensorParallel::apply(mlp, &Communicator::solo(), &plan).unwrap();
+/// // After backward: parallel.reduce_gradients(&mlp, &mut grads)?
+/// assert_eq!(parallel.token_alignment(), 16);
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct TensorParallel {
     /// `World` of the inner backend.
@@ -81,8 +120,8 @@ impl TensorParallel {
         let checked = World::<B::Inner>::new(comm, config).and_then(|world| {
             let found = check::<B, M>(&model, &world, config)?;
             comm.agree("the plan", &format!("{plan:?}"))?;
-            let styles = styles::<B, M>(&model, plan).map_err(|error| ShardError::model("", error.to_string()))?;
-            check_weights::<B, M>(&model, &styles, comm.world_size())?;
+            let styles = styles::<B, M>(&model, plan)?;
+            check_weights(&weights::<B, M>(&model), &styles, comm.world_size())?;
             Ok((Arc::new(world), found, styles))
         });
         let (world, found, styles) = match checked {
@@ -137,9 +176,8 @@ impl TensorParallel {
             let together: Vec<_> = together.map(|(_, new, _)| new.clone()).collect();
             shard_hooks::set_peers::<B::Inner>(old, device, &together, peers.clone());
         }
-        let granularities =
-            layers.iter().flat_map(|(old, ..)| shard_hooks::token_granularities(&shard_hooks::configured(old)));
-        let token_alignment = granularities.map(alignment_of).max().unwrap_or(1);
+        let policies = layers.iter().map(|(old, ..)| shard_hooks::configured(old));
+        let token_alignment = policies.map(|policy| token_alignment(&policy)).max().unwrap_or(1);
         Ok((model, Self { world, summed, token_alignment }))
     }
 
@@ -180,38 +218,50 @@ pub(crate) fn styles<B: Backend, M: Module<B>>(
     Ok(styles)
 }
 
+/// Alignment of each rank's tokens for a linear with this policy.
+pub(crate) fn token_alignment(policy: &Policy) -> usize {
+    shard_hooks::token_granularities(policy).into_iter().map(alignment_of).max().unwrap_or(1)
+}
+
+/// Weight that a plan may divide.
+pub(crate) struct Divisible {
+    pub(crate) info: LinearInfo,
+    /// Alignment of a part.
+    pub(crate) align: usize,
+    pub(crate) is_embedding: bool,
+}
+
+fn weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<Divisible> {
+    let linear = |linear: FoundLinear<B>| {
+        let policy = linear.layer().map(|layer| shard_hooks::configured(layer));
+        Divisible { align: alignment(policy.as_deref()), info: linear.info, is_embedding: false }
+    };
+    let mut weights: Vec<_> = linears::<B, M>(model, None).into_iter().map(linear).collect();
+    visit_params::<B, M>(model, |param| {
+        if let Some(name) = param.path.embedding(param.shape.num_dims()) {
+            let info = LinearInfo { name, k: param.shape[0], n: param.shape[1] };
+            weights.push(Divisible { info, align: alignment(None), is_embedding: true });
+        }
+    });
+    weights
+}
+
 /// Checks that the plan divides weights of linears and tables of embeddings, into whole blocks.
-fn check_weights<B: Float8Stack, M: Module<B>>(
-    model: &M,
+pub(crate) fn check_weights(
+    weights: &[Divisible],
     styles: &BTreeMap<String, TensorStyle>,
     ranks: usize,
 ) -> Result<(), ShardError> {
     let mut unknown: Vec<_> = styles.iter().filter(|(_, style)| **style != TensorStyle::Sequence).collect();
-    let mut weights: Vec<_> = linears::<B, M>(model, None)
-        .into_iter()
-        .map(|linear| {
-            let policy = linear.layer().map(|layer| shard_hooks::configured(layer));
-            (linear.info, alignment(policy.as_deref()))
-        })
-        .collect();
-    let mut colwise_embeddings = vec![];
-    visit_params::<B, M>(model, |param| {
-        if let Some(name) = param.path.embedding(param.shape.num_dims()) {
-            if styles.get(&name) == Some(&TensorStyle::Colwise) {
-                colwise_embeddings.push(name.clone());
+    for Divisible { info: LinearInfo { name, k, n }, align, is_embedding } in weights {
+        unknown.retain(|(known, _)| *known != name);
+        let (of, len) = match styles.get(name) {
+            Some(TensorStyle::Colwise) if *is_embedding => {
+                return Err(ShardError::model(
+                    name,
+                    " is an embedding, whose vocabulary ranks divide: it must be rowwise",
+                ));
             }
-            weights.push((LinearInfo { name, k: param.shape[0], n: param.shape[1] }, alignment(None)));
-        }
-    });
-    if let Some(name) = colwise_embeddings.first() {
-        return Err(ShardError::model(
-            name.as_str(),
-            " is an embedding, whose vocabulary ranks divide: it must be rowwise",
-        ));
-    }
-    for (LinearInfo { name, k, n }, align) in weights {
-        unknown.retain(|(known, _)| **known != name);
-        let (of, len) = match styles.get(&name) {
             Some(TensorStyle::Colwise) => ("columns", n),
             Some(TensorStyle::Rowwise) => ("rows", k),
             _ => continue,

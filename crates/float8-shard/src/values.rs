@@ -1,5 +1,5 @@
 //! Collectives on high-precision tensors: whole weights, gradients and amaxes.
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_float8::backend::{Float8Backend, in_dtype};
 use burn_float8::shard_hooks::read_f32;
@@ -46,18 +46,14 @@ impl<B: Float8Backend> Sharding<B> {
             let is_whole = all.shape()[0] == k;
             return if is_whole { all } else { B::float_slice(all, &[Slice::from(0..k), Slice::from(0..n)]) };
         }
-        let data = burn_std::future::block_on(B::float_into_data(shard)).expect("a tensor that exists can be read");
-        let bytes = data.bytes.to_vec();
-        let own = bytes.len();
-        let words = to_words(bytes);
+        let own = shard.shape().num_elements() * dtype.size();
+        let words = words_of::<B>(shard);
         let len = words.len();
         let all = self.world.shard.comm.all_gather(&self.name, words).and_then(|pending| pending.wait());
         let all = all.unwrap_or_else(|error| self.fail(error));
         self.full_gathers.fetch_add(1, Relaxed);
-        let mut whole: Vec<u8> = all.chunks_exact(len.max(1)).flat_map(|words| to_bytes(words, own)).collect();
-        whole.truncate(k * n * dtype.size());
-        let data = TensorData::from_bytes(Bytes::from_bytes_vec(whole), Shape::from(vec![k, n]), dtype);
-        B::float_from_data(data, &device)
+        let whole = all.chunks_exact(len.max(1)).flat_map(|words| to_bytes(words, own));
+        tensor_of::<B>(whole, [k, n], dtype, &device)
     }
 
     /// Sum over all ranks of this rank's rows `[chunk, N]` of a gradient `[K, N]` plus the unsynced
@@ -160,6 +156,25 @@ fn sum_bf16(words: &[u32], ranks: usize) -> Vec<f32> {
         (0..ranks).map(|rank| of(words[rank * part + i])).reduce(|[a, b], [c, d]| [a + c, b + d]).unwrap_or_default()
     };
     (0..part).flat_map(sum).collect()
+}
+
+/// Words of a tensor, which waits for the device.
+pub(crate) fn words_of<B: Float8Backend>(t: FloatTensor<B>) -> Vec<u32> {
+    let data = burn_std::future::block_on(B::float_into_data(t)).expect("a tensor that exists can be read");
+    to_words(data.bytes.to_vec())
+}
+
+/// Matrix of these bytes, without what is too much; of zeros, where they end.
+pub(crate) fn tensor_of<B: Float8Backend>(
+    bytes: impl Iterator<Item = u8>,
+    dims: [usize; 2],
+    dtype: DType,
+    device: &Device<B>,
+) -> FloatTensor<B> {
+    let mut bytes: Vec<u8> = bytes.collect();
+    bytes.resize(dims[0] * dims[1] * dtype.size(), 0);
+    let data = TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(dims.to_vec()), dtype);
+    B::float_from_data(data, device)
 }
 
 /// max |x| over all elements, `[1]` in f32; NaN if x has one.

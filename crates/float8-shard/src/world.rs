@@ -13,6 +13,7 @@ use crate::config::{Mesh, ShardConfig};
 use crate::error::ShardError;
 use crate::overlap::Reduces;
 
+type CroppedFn<B> = fn(&<B as Float8Backend>::Operand, usize, &Device<B>) -> <B as Float8Backend>::Operand;
 type CollectivesFn<B> = fn(&Device<B>, &Communicator) -> Option<Box<dyn DeviceCollectives<B>>>;
 
 /// Communicator, and the backend's collectives on device memory.
@@ -37,6 +38,8 @@ pub(crate) struct World<B: Float8Backend> {
     /// See [`Sharded::set_requires_gradient_sync`](crate::Sharded::set_requires_gradient_sync).
     pub(crate) requires_gradient_sync: Arc<AtomicBool>,
     pub(crate) reduces: Reduces<B>,
+    /// See [`ShardBackend::cropped`].
+    pub(crate) cropped: CroppedFn<B>,
 }
 
 impl<B: ShardBackend> World<B> {
@@ -54,7 +57,7 @@ impl<B: ShardBackend> World<B> {
         let [all, shard, replicate, copy, data] =
             [comm.clone(), shard, replicate, copy, data].map(|comm| Group { comm, collectives: B::collectives });
         let (requires_gradient_sync, reduces) = (Arc::new(true.into()), Reduces::default());
-        Ok(Self { all, shard, replicate, copy, data, requires_gradient_sync, reduces })
+        Ok(Self { all, shard, replicate, copy, data, requires_gradient_sync, reduces, cropped: B::cropped })
     }
 }
 

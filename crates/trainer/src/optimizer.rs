@@ -10,8 +10,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_float8::Float8Stack;
 use burn_float8::shard_hooks::Path;
-use float8_shard::Sharded;
 
+use crate::Ranks;
 use crate::parameter_step::ParameterStep;
 pub(crate) use crate::parameter_step::{ParameterState, Update};
 
@@ -93,13 +93,16 @@ impl Update<'_> {
         states: &mut AdamWStates<B::InnerBackend>,
         model: &mut ModelSlot<M>,
         grads: GradientsParams,
+        ranks: Option<&Ranks>,
     ) {
-        model.map(|model| model.map(&mut Parameters::<B> { update: self, states, grads, path: Path::default() }));
+        let mut parameters = Parameters::<B> { update: self, ranks, states, grads, path: Path::default() };
+        model.map(|model| model.map(&mut parameters));
     }
 }
 
 struct Parameters<'a, B: AutodiffBackend> {
     update: Update<'a>,
+    ranks: Option<&'a Ranks>,
     states: &'a mut AdamWStates<B::InnerBackend>,
     grads: GradientsParams,
     path: Path,
@@ -111,13 +114,14 @@ impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else { return param };
         let (id, tensor, mapper) = param.consume();
-        let (requires_grad, [rows, columns]) = (tensor.is_require_grad(), Sharded::place(&tensor));
+        let requires_grad = tensor.is_require_grad();
+        let place = self.ranks.and_then(|ranks| ranks.parameter(id));
         let step = ParameterStep {
             update: self.update,
             decay: self.update.decay(D >= 2 && self.path.embedding(D).is_none()),
             path: self.path.parameter_name(),
-            first_row: rows.start,
-            first_column: columns.start,
+            first_row: place.and_then(|place| place.rows).map_or(0, |[begin, _]| begin),
+            first_column: place.and_then(|place| place.cols).map_or(0, |[begin, _]| begin),
         };
         let (value, state) = step.step(tensor.inner(), grad, self.states.remove(id));
         self.states.insert(id, state);
@@ -157,7 +161,7 @@ mod tests {
                 let grad = Tensor::<Float8<Flex>, 1, Int>::arange(-600..600, &device).float() * 1e-3 * step as f32;
                 grads.register(id, grad.reshape([50, 24]).cast(DType::BF16));
                 let update = Update { section: &section, lr: 1e-4, seed: 5, step, at_once: AT_ONCE };
-                update.apply::<B, _>(&mut states, &mut slot, grads);
+                update.apply::<B, _>(&mut states, &mut slot, grads, None);
             }
             let weight = slot.weight.val();
             assert!(B::layer(&weight.clone().into_primitive().tensor()).is_some(), "the weight has lost its layer");

@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Float8Stack;
 use burn_float8::shard_hooks::visit_params;
-use float8_shard::{Communicator, ShardError, Sharded, ShardedParameter, TensorParallel};
+use float8_shard::{Communicator, Place, ShardError, Sharded, TensorParallel};
 
 use crate::batches::Batch;
 
@@ -17,7 +17,7 @@ use crate::batches::Batch;
 pub struct Ranks {
     sharded: Sharded,
     parallel: Option<TensorParallel>,
-    parameters: HashMap<ParamId, ShardedParameter>,
+    parameters: HashMap<ParamId, Place>,
 }
 
 impl Ranks {
@@ -30,7 +30,7 @@ impl Ranks {
     }
 
     /// Place of this rank's elements in a whole parameter.
-    pub(crate) fn parameter(&self, parameter: ParamId) -> Option<&ShardedParameter> {
+    pub(crate) fn parameter(&self, parameter: ParamId) -> Option<&Place> {
         self.parameters.get(&parameter)
     }
 
@@ -160,5 +160,52 @@ impl Ranks {
     ) -> Result<(), ShardError> {
         self.sharded.reduce_gradients::<B, M>(model, grads)?;
         self.parallel.as_ref().map_or(Ok(()), |parallel| parallel.reduce_gradients::<B, M>(model, grads))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::{Autodiff, Flex};
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::{Int, Tensor};
+    use burn_float8::Float8;
+    use float8_shard::ShardConfig;
+
+    use super::*;
+    use crate::config::{OptimizerSection, StorageDtype};
+    use crate::optimizer::{AT_ONCE, AdamWStates, ModelSlot, Update};
+
+    type B = Float8<Autodiff<Flex>>;
+
+    /// First moments in bf16 of a linear's columns, after a step.
+    fn moments(columns: std::ops::Range<usize>) -> (Tensor<Float8<Flex>, 2>, Tensor<Float8<Flex>, 1>) {
+        let (device, solo, all) = (Default::default(), Communicator::solo(), 64);
+        let model: Linear<B> = LinearConfig::new(8, columns.len()).init(&device);
+        let ids = [model.weight.id, model.bias.as_ref().unwrap().id];
+        let (model, sharded) = Sharded::apply::<B, _>(model, &solo, ShardConfig::default()).unwrap();
+        let own = Some([columns.start, columns.end]);
+        let places = [
+            Place { cols: own, ..Place::whole("weight", [8, all]) },
+            Place { rows: own, ..Place::whole("bias", [all]) },
+        ];
+        let ranks = Ranks { sharded, parallel: None, parameters: ids.into_iter().zip(places).collect() };
+        let section = OptimizerSection { state_dtype: StorageDtype::Bf16, ..OptimizerSection::default() };
+        let update = Update { section: &section, lr: 1e-4, seed: 5, step: 0, at_once: AT_ONCE };
+        let mut grads = GradientsParams::new();
+        let grad = |elements: usize| Tensor::<Float8<Flex>, 1, Int>::arange(0..elements as i64, &device).float() * 1e-3;
+        grads.register(ids[0], grad(8 * all).reshape([8, all]).slice([0..8, columns.clone()]));
+        grads.register(ids[1], grad(all).slice([columns]));
+        let (mut states, mut slot) = (AdamWStates::default(), ModelSlot::new(model));
+        update.apply::<B, _>(&mut states, &mut slot, grads, Some(&ranks));
+        let ([weight, _], [bias, _]) = (states.get(ids[0]).unwrap().moments, states.get(ids[1]).unwrap().moments);
+        (weight, bias)
+    }
+
+    /// Random bits follow the positions in the whole parameters, also of a bias.
+    #[test]
+    fn a_part_is_rounded_as_in_the_whole() {
+        let ((weight, bias), (own_weight, own_bias)) = (moments(0..64), moments(32..64));
+        assert_eq!(own_weight.into_data(), weight.narrow(1, 32, 32).into_data());
+        assert_eq!(own_bias.into_data(), bias.narrow(0, 32, 32).into_data());
     }
 }

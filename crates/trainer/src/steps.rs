@@ -212,7 +212,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
                         format!("{path} is read by several segments, and was changed before its gradient was whole");
                     require("optimizer.in_backward", true, false, &reason)?;
                 }
-                update.apply::<B, M>(states, model, grads);
+                update.apply::<B, M>(states, model, grads, ranks);
                 Ok(())
             };
             // Reduce-scatters of a segment run while backward computes the segment before it.
@@ -239,7 +239,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let mut grads = accumulator.grads();
         ranks.map_or(Ok(()), |ranks| ranks.reduce_gradients::<B, M>(model, &mut grads))?;
         let grad_norm = clip_grad_norm(&**model, &mut grads, training.grad_clip_norm, ranks, device)?;
-        update.apply::<B, M>(states, model, grads);
+        update.apply::<B, M>(states, model, grads, ranks);
         Ok((loss, grad_norm))
     }
 }

@@ -156,11 +156,6 @@ impl Layer {
         self.source.as_deref()
     }
 
-    /// Whether the weight has a source, so that this process may hold only some of its rows.
-    pub(crate) fn has_source(&self) -> bool {
-        self.source.is_some()
-    }
-
     /// Path of the linear in the module tree, such as `layers.0.mlp.up_proj`.
     pub fn name(&self) -> &str {
         &self.name

@@ -86,13 +86,21 @@ impl Direction {
     }
 }
 
+/// Order of received rows by expert.
+struct Order<B: Float8Backend> {
+    /// Received row at each place.
+    rows: Tensor<B, 1, Int>,
+    /// Place of each received row.
+    places: Tensor<B, 1, Int>,
+}
+
 /// Ranks of the rows of one batch.
 pub struct Route<B: Float8Backend> {
     ranks: Arc<dyn RowExchange<B>>,
     /// Numbers of rows.
     exchange: Exchange,
-    /// Received row at each place, and the place of each; None if they are in order.
-    order: Option<[Tensor<B, 1, Int>; 2]>,
+    /// None if rows are received in order.
+    order: Option<Order<B>>,
     /// M.
     rows: usize,
     /// Ends of this rank's experts.
@@ -140,26 +148,23 @@ impl<B: Float8Backend> Route<B> {
         let order = (!order.is_sorted()).then(|| {
             let mut places = vec![0; order.len()];
             order.iter().enumerate().for_each(|(place, row)| places[*row] = place as i32);
-            [order.into_iter().map(|row| row as i32).collect(), places].map(ints)
+            Order { rows: ints(order.into_iter().map(|row| row as i32).collect()), places: ints(places) }
         });
         Self { ranks, exchange, order, rows, ends: ints(own_ends).cast(ends.dtype()).into_primitive() }
     }
 
     /// Rows `[M', C]` from `[M, C]`, or `[M, C]` from `[M', C]`. Rows of no expert are zeros.
     pub(crate) fn apply(&self, rows: FloatTensor<B>, direction: Direction) -> FloatTensor<B> {
-        match direction {
-            Direction::Dispatch => self.ordered(0, self.ranks.all_to_all(rows, &self.exchange)),
-            Direction::Combine => {
-                let own = self.ranks.all_to_all(self.ordered(1, rows), &self.exchange.reversed());
-                self.with_rest(own)
-            }
-        }
-    }
-
-    fn ordered(&self, by: usize, rows: FloatTensor<B>) -> FloatTensor<B> {
-        match &self.order {
-            Some(order) => B::float_select(rows, 0, order[by].clone().into_primitive()),
+        let ordered = |rows: FloatTensor<B>, by: fn(&Order<B>) -> &Tensor<B, 1, Int>| match &self.order {
+            Some(order) => B::float_select(rows, 0, by(order).clone().into_primitive()),
             None => rows,
+        };
+        match direction {
+            Direction::Dispatch => ordered(self.ranks.all_to_all(rows, &self.exchange), |order| &order.rows),
+            Direction::Combine => {
+                let rows = ordered(rows, |order| &order.places);
+                self.with_rest(self.ranks.all_to_all(rows, &self.exchange.reversed()))
+            }
         }
     }
 

@@ -159,6 +159,12 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
         self.request.tensor.cache().lock().find(self.request.key()).is_some()
     }
 
+    /// Gives the cast the amax of the whole weight, `[1]` in f32, for its single scale.
+    pub fn expect(&self, amax: FloatTensor<B>) {
+        let (key, result) = (self.request.key().cast, self.request.scale(None).result(amax));
+        self.request.tensor.cache().lock().keep(key, result);
+    }
+
     /// Casts rows. The scale comes from other copies, else from the history, else from `amax`,
     /// `[1]` in f32. If there is none of these, each group of the granularity gets its own scale.
     pub fn quantize(
@@ -183,7 +189,7 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
     }
 }
 
-/// A weight with a source that may be read in FP8.
+/// A weight that ranks divide and that may be read in FP8.
 pub struct SourcedWeight<B: Float8Backend> {
     weight: Float8Tensor<B>,
     layer: Arc<Layer>,
@@ -191,9 +197,9 @@ pub struct SourcedWeight<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> SourcedWeight<B> {
-    /// None if the weight has no source or is not read in FP8.
+    /// None if no ranks divide the weight or it is not read in FP8.
     pub(crate) fn new(weight: Float8Tensor<B>, Tag { layer, enabled, .. }: Tag) -> Option<Self> {
-        let is_read = enabled && layer.has_source();
+        let is_read = enabled && layer.is_divided();
         let plan = layer.plan(None).ok().filter(|_| is_read)?;
         Some(Self { weight, layer, plan })
     }

@@ -1,7 +1,7 @@
 //! Runs whose ranks divide each linear: `parallelism.tensor`.
 
 use crate::ranks::{Runs, float8, losses};
-use crate::support::{small, stderr, stdout};
+use crate::support::{command, small, stderr, stdout};
 
 /// Eight heads and four key heads. Four ranks have whole parts of all sizes.
 pub(crate) const MODEL: [&str; 2] = [
@@ -99,7 +99,7 @@ fn a_run_goes_on_with_other_parts() {
     }
 }
 
-/// Errors before the first step name the key of a size that ranks do not divide.
+/// Errors before the first step, and of `memory`, name the key of a size that ranks do not divide.
 #[test]
 fn parts_that_are_not_whole_are_refused() {
     let runs = Runs::new();
@@ -112,8 +112,12 @@ fn parts_that_are_not_whole_are_refused() {
         (&["parallelism.shard=2"], "shard = 2 and tensor = 4 do not make 4 ranks"),
     ] {
         let settings = [&MODEL[..], &["training.steps=1", "parallelism.tensor=4"], settings].concat();
-        let failed = float8(4, "train", &small(runs.text(), &settings));
-        assert!(stderr(&failed).contains(says), "{says}: {}", stderr(&failed));
-        assert!(!stderr(&failed).contains("panicked"), "{}", stderr(&failed));
+        let arguments = small(runs.text(), &settings);
+        let mut memory = command(&["memory", "--ranks", "4", "--device", "cpu"]);
+        // It reads no data.
+        for failed in [float8(4, "train", &arguments), memory.args(&arguments[4..]).output().unwrap()] {
+            assert!(stderr(&failed).contains(says), "{says}: {}", stderr(&failed));
+            assert!(!stderr(&failed).contains("panicked"), "{}", stderr(&failed));
+        }
     }
 }

@@ -2,10 +2,11 @@
 use crate::comm::Communicator;
 use burn_backend::tensor::Device;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use burn_float8::backend::DeviceOperand;
 
 #[cfg(feature = "nccl")]
 use super::nccl;
-use super::staged;
+use super::{joined, staged};
 use crate::backend::ShardBackend;
 use crate::collectives::DeviceCollectives;
 
@@ -17,5 +18,9 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> ShardBacke
             return Some(nccl);
         }
         staged::collectives::<R, Self>(comm)
+    }
+
+    fn cropped(operand: &DeviceOperand<Self>, len: usize, _: &Device<Self>) -> DeviceOperand<Self> {
+        joined::first(operand, len)
     }
 }

@@ -25,6 +25,10 @@ impl<B: FusionBackend + ShardBackend + Float8Backend<Operand = DeviceOperand<B>>
         let inner = B::collectives(device, comm)?;
         Some(Box::new(Fused { inner, client: get_client::<B>(device) }))
     }
+
+    fn cropped(operand: &DeviceOperand<Self>, len: usize, device: &Device<Self>) -> DeviceOperand<Self> {
+        wrapped_operand(&get_client::<B>(device), B::cropped(&resolved(operand), len, device))
+    }
 }
 
 impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollectives<Fusion<B>> for Fused<B> {
@@ -36,14 +40,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
     ) -> Result<PendingOnDevice<DeviceOperand<Fusion<B>>>, ShardError> {
         let pending = self.inner.start_gather(label, &resolved(shard), shards)?;
         let client = self.client.clone();
-        Ok(Box::new(move || {
-            let DeviceOperand { codes, inv_scale, layout } = pending()?;
-            let (shape, dtype) = (codes.shape(), codes.dtype());
-            let codes = wrapped::<B>(&client, shape, dtype, B::int_tensor_handle(codes));
-            let (shape, dtype) = (inv_scale.shape(), inv_scale.dtype());
-            let inv_scale = wrapped::<B>(&client, shape, dtype, B::float_tensor_handle(inv_scale));
-            Ok(DeviceOperand { codes, inv_scale, layout })
-        }))
+        Ok(Box::new(move || Ok(wrapped_operand(&client, pending()?))))
     }
 
     fn start(
@@ -69,6 +66,19 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
         let made = self.inner.all_to_all(label, self.client.clone().resolve_tensor_float::<B>(rows), exchange)?;
         Ok(wrapped::<B>(&self.client, made.shape(), made.dtype(), B::float_tensor_handle(made)))
     }
+}
+
+/// Wraps an existing operand for fusion.
+fn wrapped_operand<B: FusionBackend>(
+    client: &Client<B::FusionRuntime>,
+    operand: DeviceOperand<B>,
+) -> DeviceOperand<Fusion<B>> {
+    let DeviceOperand { codes, inv_scale, layout } = operand;
+    let (shape, dtype) = (codes.shape(), codes.dtype());
+    let codes = wrapped::<B>(client, shape, dtype, B::int_tensor_handle(codes));
+    let (shape, dtype) = (inv_scale.shape(), inv_scale.dtype());
+    let inv_scale = wrapped::<B>(client, shape, dtype, B::float_tensor_handle(inv_scale));
+    DeviceOperand { codes, inv_scale, layout }
 }
 
 /// Wraps an existing tensor for fusion.

@@ -89,6 +89,18 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
     }
 }
 
+/// Copy of an operand with scales of rows, with the first `k` elements of its contraction.
+pub(super) fn first<R, B>(operand: &DeviceOperand<B>, k: usize) -> DeviceOperand<B>
+where
+    R: CubeRuntime,
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+{
+    let DeviceOperand { codes, inv_scale, layout } = operand.clone();
+    let rows = codes.shape()[0];
+    let codes = without_padding(cropped(codes, [rows, row_words(k)]), k);
+    DeviceOperand { codes, inv_scale, layout: OperandLayout { k, ..layout } }
+}
+
 fn joined<R: CubeRuntime>(
     all: CubeTensor<R>,
     axis: ShardedAxis,
@@ -110,7 +122,7 @@ fn joined<R: CubeRuntime>(
     }
 }
 
-/// Sets codes beyond `k` to zero, which a NaN scale has changed.
+/// Sets codes beyond `k` to zero, which a NaN scale or a crop has changed.
 fn without_padding<R: CubeRuntime>(codes: CubeTensor<R>, k: usize) -> CubeTensor<R> {
     if codes.shape()[1] * 4 == k {
         return codes;

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use float8_shard::Place;
 use serde::{Deserialize, Serialize};
 
 use super::cannot;
@@ -54,9 +55,11 @@ struct Part {
 }
 
 impl Indexed {
-    /// Rows, and columns of them, in one file of a tensor with this shape.
-    pub(super) fn new(shape: Vec<usize>, rows: Range<usize>, cols: Option<[usize; 2]>, file: &str) -> Self {
-        Self { shape, parts: vec![Part { rows: [rows.start, rows.end], cols, file: file.into() }] }
+    /// This rank's elements of a tensor, in one file.
+    pub(super) fn new(place: &Place, file: &str) -> Self {
+        let Range { start, end } = place.own_rows();
+        let part = Part { rows: [start, end], cols: place.cols, file: file.into() };
+        Self { shape: place.shape.clone(), parts: vec![part] }
     }
 }
 
@@ -99,9 +102,7 @@ impl SavedTensors {
             path = folder.join(file);
             let whole = TensorFiles::open_file(&path)?;
             let part = |name: &str| {
-                let shape = whole.get(name)?.shape().to_vec();
-                let rows = 0..shape.first().copied().unwrap_or(1);
-                Some((name.to_string(), Indexed::new(shape, rows, None, file)))
+                Some((name.to_string(), Indexed::new(&Place::whole(name, whole.get(name)?.shape()), file)))
             };
             let index = Index::new(vec![whole.names().filter_map(part).collect()]);
             files.insert(file.to_string(), whole);
@@ -134,14 +135,9 @@ impl SavedTensors {
         if others.is_empty() { Ok(()) } else { Err(unexpected(&self.path, &others)) }
     }
 
-    /// Rows of the tensor `name` in f32, or columns of them. The tensor must have this shape.
-    pub(crate) fn rows(
-        &mut self,
-        name: &str,
-        shape: &[usize],
-        rows: Range<usize>,
-        cols: Option<[usize; 2]>,
-    ) -> Result<Vec<f32>> {
+    /// Elements of a tensor in f32. It must have the shape of the place.
+    pub(crate) fn values(&mut self, place: &Place) -> Result<Vec<f32>> {
+        let (Place { name, shape, cols, .. }, rows) = (place, place.own_rows());
         let found = self.tensors.get_mut(name);
         let Indexed { shape: found, parts } = found.ok_or_else(|| missing(&self.path, name, shape))?;
         if found != shape {
@@ -192,6 +188,10 @@ mod tests {
     use super::*;
     use crate::tensor_files::{NewTensor, f32_bytes, write_file};
 
+    fn place(name: &str, shape: &[usize], rows: Range<usize>) -> Place {
+        Place { rows: Some([rows.start, rows.end]), ..Place::whole(name, shape) }
+    }
+
     /// Seven rows of two elements, in parts of 3, 3 and 1 from three ranks, and a bias written by
     /// the first rank.
     fn saved(folder: &Path, left_out: usize) -> SavedTensors {
@@ -199,10 +199,10 @@ mod tests {
         for (rank, rows) in [0..3, 3..6, 6..7].into_iter().enumerate().filter(|(rank, _)| *rank != left_out) {
             let file = format!("model-rank-{rank}.safetensors");
             let mut tensors = vec![("w", vec![rows.len(), 2], (2 * rows.start..2 * rows.end).collect::<Vec<_>>())];
-            let mut parts = Parts::from([("w".to_string(), Indexed::new(vec![7, 2], rows, None, &file))]);
+            let mut parts = Parts::from([("w".to_string(), Indexed::new(&place("w", &[7, 2], rows), &file))]);
             if rank == 0 {
                 tensors.push(("bias", vec![2], vec![8, 9]));
-                parts.insert("bias".into(), Indexed::new(vec![2], 0..2, None, &file));
+                parts.insert("bias".into(), Indexed::new(&Place::whole("bias", [2]), &file));
             }
             let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor {
                 name: name.into(),
@@ -213,7 +213,7 @@ mod tests {
             write_file(&folder.join(file), &tensors.into_iter().map(new).collect::<Vec<_>>(), None).unwrap();
             ranks.push(parts);
         }
-        let moment = Indexed::new(vec![7, 2], 0..7, None, "optimizer-rank-0");
+        let moment = Indexed::new(&Place::whole("w.moment_1", [7, 2]), "optimizer-rank-0");
         ranks.push(Parts::from([("w.moment_1".to_string(), moment)]));
         Index::new(ranks).write(folder).unwrap();
         SavedTensors::open(folder, "model.safetensors").unwrap()
@@ -226,13 +226,13 @@ mod tests {
         for begin in 0..=7 {
             for end in begin..=7 {
                 let expected: Vec<f32> = (2 * begin..2 * end).map(|v| v as f32).collect();
-                assert_eq!(saved.rows("w", &[7, 2], begin..end, None).unwrap(), expected);
+                assert_eq!(saved.values(&place("w", &[7, 2], begin..end)).unwrap(), expected);
             }
         }
         // The moments are in other files, which are not open.
         let error = saved.all_read().unwrap_err().to_string();
         assert!(error.contains("bias") && !error.contains("moment"), "{error}");
-        assert_eq!(saved.rows("bias", &[2], 0..2, None).unwrap(), [8.0, 9.0]);
+        assert_eq!(saved.values(&Place::whole("bias", [2])).unwrap(), [8.0, 9.0]);
         saved.all_read().unwrap();
     }
 
@@ -240,13 +240,13 @@ mod tests {
     fn what_is_not_there_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let mut saved = saved(folder.path(), 1);
-        assert_eq!(saved.rows("w", &[7, 2], 6..7, None).unwrap(), [12.0, 13.0]);
+        assert_eq!(saved.values(&place("w", &[7, 2], 6..7)).unwrap(), [12.0, 13.0]);
         for (name, shape, rows, expected) in [
             ("w", &[7, 2][..], 0..7, "rows 3.. of w are in no file"),
             ("w", &[8, 2], 0..8, "w has shape [7, 2], the model needs [8, 2]"),
             ("v", &[7, 2], 0..7, "lacks the tensor v [7, 2]"),
         ] {
-            let error = saved.rows(name, shape, rows, None).unwrap_err().to_string();
+            let error = saved.values(&place(name, shape, rows)).unwrap_err().to_string();
             assert!(error.ends_with(expected), "{error}");
         }
     }
@@ -270,22 +270,23 @@ mod tests {
                 bytes: Box::new(move || Ok(f32_bytes(&values))),
             };
             write_file(&folder.path().join(&file), &[new], None).unwrap();
-            ranks.push(Parts::from([("w".to_string(), Indexed::new(vec![5, 8], rows, Some(cols), &file))]));
+            let place = Place { cols: Some(cols), ..place("w", &[5, 8], rows) };
+            ranks.push(Parts::from([("w".to_string(), Indexed::new(&place, &file))]));
         }
         let write = |ranks| drop(Index::new(ranks).write(folder.path()).unwrap());
         let last = ranks.pop().unwrap();
         write(vec![last]);
         let open = || SavedTensors::open(folder.path(), "model.safetensors").unwrap();
-        let error = open().rows("w", &[5, 8], 3..5, None).unwrap_err().to_string();
+        let error = open().values(&place("w", &[5, 8], 3..5)).unwrap_err().to_string();
         assert!(error.ends_with("columns 0.. of w are in no file"), "{error}");
-        let last =
-            Parts::from([("w".to_string(), Indexed::new(vec![5, 8], 3..5, Some([4, 8]), "model-rank-3.safetensors"))]);
-        ranks.push(last);
+        let last = Place { cols: Some([4, 8]), ..place("w", &[5, 8], 3..5) };
+        ranks.push(Parts::from([("w".to_string(), Indexed::new(&last, "model-rank-3.safetensors"))]));
         write(ranks);
         for (rows, cols) in [(0..5, [0, 8]), (1..4, [3, 5]), (4..5, [4, 8]), (0..3, [1, 2])] {
             let expected: Vec<_> =
                 rows.clone().flat_map(|row| (cols[0]..cols[1]).map(move |col| value(row, col))).collect();
-            assert_eq!(open().rows("w", &[5, 8], rows, Some(cols)).unwrap(), expected);
+            let place = Place { cols: Some(cols), ..place("w", &[5, 8], rows) };
+            assert_eq!(open().values(&place).unwrap(), expected);
         }
     }
 }

@@ -4,7 +4,6 @@
 //! `.moment_1` and `.moment_2`, master weights `.master`.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -13,6 +12,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::Float8Stack;
 use burn_float8::shard_hooks::Path as ModulePath;
+use float8_shard::Place;
 use half::bf16;
 use safetensors::Dtype;
 
@@ -44,12 +44,7 @@ pub struct NotFinite {
 /// Tensor that stays on its device until it is written; for a shard, this rank's rows. Later steps
 /// do not change it.
 pub(super) struct Pending {
-    name: String,
-    /// Shape of the whole tensor.
-    shape: Vec<usize>,
-    rows: Range<usize>,
-    /// Columns, if this rank has some of them.
-    cols: Option<[usize; 2]>,
+    place: Place,
     dtype: Dtype,
     /// Reads the elements from the device, in the format of the file.
     read: Box<dyn Fn() -> Result<Vec<u8>> + Send>,
@@ -57,13 +52,13 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Tensor that belongs to a parameter.
-    fn new<B: Backend, const D: usize>(name: String, Place { shape, rows, cols }: Place, tensor: Tensor<B, D>) -> Self {
-        let own = rows.len();
+    fn new<B: Backend, const D: usize>(place: Place, tensor: Tensor<B, D>) -> Self {
+        let own = place.own_rows().len();
         let (dtype, stored) = match tensor.dtype() {
             DType::BF16 => (DType::BF16, Dtype::BF16),
             _ => (DType::F32, Dtype::F32),
         };
-        let of = name.clone();
+        let of = place.name.clone();
         let read = move || {
             let tensor = tensor.clone().cast(dtype);
             // Removes the padding of a shard.
@@ -74,7 +69,7 @@ impl Pending {
                 Err(error) => bail!("the device failed while {of} was read: {error}"),
             }
         };
-        Self { name, shape, rows, cols, dtype: stored, read: Box::new(read) }
+        Self { place, dtype: stored, read: Box::new(read) }
     }
 
     /// Elements in the format of the file. If `finite_at` has a step, a value that is not finite is
@@ -86,7 +81,7 @@ impl Pending {
             _ => bytes.as_chunks().0.iter().all(|bytes| f32::from_le_bytes(*bytes).is_finite()),
         };
         match finite_at {
-            Some(step) if !is_finite => bail!(NotFinite { tensor: self.name.clone(), step }),
+            Some(step) if !is_finite => bail!(NotFinite { tensor: self.place.name.clone(), step }),
             _ => Ok(bytes),
         }
     }
@@ -96,36 +91,22 @@ impl Pending {
 /// `finite_at` has a step, all values must be finite.
 pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: Option<usize>) -> Result<Parts> {
     let (mut new, mut written) = (vec![], Parts::new());
-    for pending in tensors.iter().filter(|pending| !pending.rows.is_empty()) {
-        let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
-        let others = pending.cols.map_or(whole[1..].to_vec(), |[begin, end]| vec![end - begin]);
-        let shape = [&[rows.len()], &others[..]].concat();
-        written.insert(name.clone(), Indexed::new(whole, rows, pending.cols, file));
-        new.push(NewTensor::new(name, pending.dtype, shape, move || pending.bytes(finite_at)));
+    for pending in tensors.iter().filter(|pending| !pending.place.own_rows().is_empty()) {
+        let place = &pending.place;
+        written.insert(place.name.clone(), Indexed::new(place, file));
+        new.push(NewTensor::new(place.name.clone(), pending.dtype, place.own_shape(), move || {
+            pending.bytes(finite_at)
+        }));
     }
     let path = folder.join(file);
     write_file(&path, &new, None)?;
     Ok(written)
 }
 
-/// Place of this rank's elements in a whole tensor.
-#[derive(Clone)]
-struct Place {
-    shape: Vec<usize>,
-    rows: Range<usize>,
-    cols: Option<[usize; 2]>,
-}
-
-impl Place {
-    /// Place of a parameter that has these dimensions here.
-    fn of(parameter: ParamId, dims: &[usize], ranks: Option<&Ranks>) -> Self {
-        let (shape, rows, cols) = match ranks.and_then(|ranks| ranks.parameter(parameter)) {
-            Some(of) => (of.shape.clone(), of.rows, of.cols),
-            None => (dims.to_vec(), None, None),
-        };
-        let [begin, end] = rows.unwrap_or([0, shape[0]]);
-        Self { shape, rows: begin..end, cols }
-    }
+/// Place of a parameter that has these dimensions here.
+fn place_of(parameter: ParamId, path: &str, dims: &[usize], ranks: Option<&Ranks>) -> Place {
+    let known = ranks.and_then(|ranks| ranks.parameter(parameter)).cloned();
+    known.unwrap_or_else(|| Place::whole(path, dims))
 }
 
 /// Trained parameters, moments and master weights that this process saves, and the steps of each
@@ -148,15 +129,16 @@ pub(super) fn collect<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let (path, value) = (self.path.parameter_name(), param.val());
             let is_own = self.ranks.is_none_or(|ranks| ranks.saves(param.id));
-            let place = Place::of(param.id, &value.dims(), self.ranks);
+            let place = place_of(param.id, &path, &value.dims(), self.ranks);
             // Frozen parameters stay in their source.
             if is_own && value.is_require_grad() {
-                self.parameters.push(Pending::new(path.clone(), place.clone(), value.inner()));
+                self.parameters.push(Pending::new(place.clone(), value.inner()));
             }
             let Some(ParameterState { time, moments, master }) = self.states.get::<D>(param.id) else { return };
             let tensors = MOMENTS.into_iter().zip(moments).chain(master.map(|master| (MASTER, master)));
             for (name, tensor) in tensors.filter(|_| is_own) {
-                self.moments.push(Pending::new(format!("{path}.{name}"), place.clone(), tensor));
+                let place = Place { name: format!("{path}.{name}"), ..place.clone() };
+                self.moments.push(Pending::new(place, tensor));
             }
             self.steps.insert(path, time);
         }
@@ -192,7 +174,7 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             }
             // Shape and device of a lazy parameter, read without initializing it.
             let (shape, device) = (param.lazy_shape(), param.lazy_device());
-            match self.saved.rows(&self.path.parameter_name(), &shape, 0..shape[0], None) {
+            match self.saved.values(&Place::whole(self.path.parameter_name(), shape.to_vec())) {
                 Ok(values) => {
                     self.done.bytes += size_of_val(&values[..]) as u64;
                     (self.progress)(self.done);
@@ -239,9 +221,9 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
             let Some(&time) = self.steps.get(&path) else { return Ok(()) };
             let value = param.val();
             let (dims, device) = (value.dims(), value.device());
-            let Place { shape, rows, cols } = Place::of(param.id, &dims, self.ranks);
+            let place = place_of(param.id, &path, &dims, self.ranks);
             let mut tensor = |name, dtype| -> Result<Tensor<B::InnerBackend, D>> {
-                let mut values = self.saved.rows(&format!("{path}.{name}"), &shape, rows.clone(), cols)?;
+                let mut values = self.saved.values(&Place { name: format!("{path}.{name}"), ..place.clone() })?;
                 // Padding of a shard.
                 values.resize(dims.iter().product(), 0.0);
                 Ok(Tensor::from_data(TensorData::new(values, dims), (&device, dtype)))

@@ -19,7 +19,7 @@ use float8_shard::{Communicator, ParallelPlan, ShardBackend, ShardError, Sharded
 use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
-use crate::config::{ConfigError, LoraSection, Precision, StorageDtype, TrainingSection, require};
+use crate::config::{ConfigError, LoraSection, Precision, StorageDtype, require};
 use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
@@ -345,15 +345,6 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     if !plan.is_empty() {
         let ranks = config.parallelism.tensor_ranks(comm)?;
         let (divided, handle) = TensorParallel::apply::<B, _>(model, &ranks, plan).map_err(ShardError::from)?;
-        let multiple = handle.token_alignment() * ranks.world_size();
-        let TrainingSection { seq_len, loss_chunk, .. } = config.training;
-        let reason = format!("must be a multiple of {multiple}: each rank has whole blocks of its tokens");
-        require("training.seq_len", seq_len, seq_len.is_multiple_of(multiple), &reason)?;
-        if let Some(chunk) = loss_chunk {
-            let multiple = handle.token_alignment();
-            let reason = format!("must be a multiple of {multiple}, with parallelism.tensor");
-            require("training.loss_chunk", chunk, chunk.is_multiple_of(multiple), &reason)?;
-        }
         writeln!(out, "Linears divided over {} ranks", ranks.world_size())?;
         (model, parallel) = (divided, Some(handle));
     }

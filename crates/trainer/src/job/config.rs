@@ -327,10 +327,20 @@ impl<S: ModelSection> RunConfig<S> {
         let experts = self.parallelism.experts;
         let reason = "experts are not divided with `parallelism.tensor`: leave out one of the two";
         require("parallelism.experts", experts, !experts, reason)?;
-        let seq_len = self.training.seq_len;
-        let reason = format!("must be a multiple of `parallelism.tensor`, {tensor}");
-        require("training.seq_len", seq_len, seq_len.is_multiple_of(tensor), &reason)?;
         dims.tensor_plan(tensor)
+    }
+
+    /// Checks that ranks of tensor parallelism have whole blocks of tokens, multiples of `alignment`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] naming the first invalid key.
+    pub(super) fn check_tokens(&self, alignment: usize, ranks: usize) -> Result<(), ConfigError> {
+        let (TrainingSection { seq_len, loss_chunk, .. }, multiple) = (&self.training, alignment * ranks);
+        let reason = format!("must be a multiple of {multiple}: each rank has whole blocks of its tokens");
+        require("training.seq_len", seq_len, seq_len.is_multiple_of(multiple), &reason)?;
+        let reason = format!("must be a multiple of {alignment}, with parallelism.tensor");
+        let chunk = loss_chunk.unwrap_or(alignment);
+        require("training.loss_chunk", chunk, ranks == 1 || chunk.is_multiple_of(alignment), &reason)
     }
 
     /// Number of ranks with batches of their own.

@@ -92,6 +92,7 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     let tensor = config.tensor_plan(dims, mesh.ranks())?;
     let (of, float8_config) = (config.parallelism, float8.as_ref());
     let mut plan = ShardPlan::new::<B, _>(&model, mesh, &tensor, of, float8_config, dtypes, &is_trained)?;
+    config.check_tokens(plan.token_alignment, mesh.tensor)?;
     plan.gradients = (plan.gradients as f64 * at_once).ceil() as u64;
     // A tied output layer gathers the table again in its own dtype and keeps it until backward.
     let (size, element) = (dims.size(), compute.size());

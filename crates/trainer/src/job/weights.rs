@@ -11,7 +11,7 @@ use burn::tensor::{DType, Shape, TensorData, TensorMetadata};
 use burn_float8::report::LayerState;
 use burn_float8::shard_hooks::{Change, NamedParam, map_params};
 use burn_float8::{Float8Config, Float8Stack, Float8State};
-use float8_shard::{Sharded, ShardedParameter};
+use float8_shard::{Place, Sharded};
 
 use super::config::RunConfig;
 use crate::checkpoint::{ASSETS, SavedRun, SavedTensors};
@@ -204,20 +204,20 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         let mut failure = Ok(());
         let model = progress.track("loaded", out, |progress| {
             map_params::<B, _>(model, |param| {
-                let whole = parameters.next().expect("both walks are of the same model");
-                let (name, old) = (name_in_base(&whole.name), param.float());
-                let Some(old) = old.filter(|_| failure.is_ok() && !is_adapter(&whole.name)) else {
+                let place = parameters.next().expect("both walks are of the same model");
+                let Some(old) = param.float().filter(|_| failure.is_ok() && !is_adapter(&place.name)) else {
                     return Change::None;
                 };
+                let place = Place { name: name_in_base(&place.name).into(), ..place };
                 let source = match &mut trained {
                     Some(trained) if B::float_is_require_grad(&old) => trained,
                     _ => &mut source,
                 };
-                match source.read::<B>(name, &whole, param) {
+                match source.read::<B>(&place, param) {
                     Ok(value) => {
-                        done.bytes += 4 * whole.shape.iter().product::<usize>() as u64;
+                        done.bytes += 4 * place.shape.iter().product::<usize>() as u64;
                         progress(done);
-                        let needs_cast = whole.shape.len() >= 2 && value.dtype() != matrices;
+                        let needs_cast = place.shape.len() >= 2 && value.dtype() != matrices;
                         Change::Loaded(if needs_cast { B::float_cast(value, matrices.into()) } else { value })
                     }
                     Err(error) => {
@@ -246,19 +246,13 @@ enum Values<'a, C> {
 
 impl<C: ModelConfig> Values<'_, C> {
     /// A whole parameter, or this rank's rows of a saved one, in f32.
-    fn read<B: Backend>(
-        &mut self,
-        name: &str,
-        whole: &ShardedParameter,
-        param: &NamedParam<'_, B>,
-    ) -> Result<FloatTensor<B>> {
-        let shape = Shape::from(whole.shape.clone());
+    fn read<B: Backend>(&mut self, place: &Place, param: &NamedParam<'_, B>) -> Result<FloatTensor<B>> {
+        let (name, shape) = (&place.name, Shape::from(place.shape.clone()));
         let (values, shape) = match self {
             Self::HuggingFace(checkpoint) => return checkpoint.tensor::<B>(name, shape, &param.device),
             Self::Seed(dims, seed) => (initial_values(*dims, *seed, name, &shape), shape),
             Self::Saved(saved) => {
-                let [begin, end] = whole.rows.unwrap_or([0, shape[0]]);
-                let mut values = saved.rows(name, &shape, begin..end, whole.cols)?;
+                let mut values = saved.values(place)?;
                 // Padding of a shard.
                 values.resize(param.shape.num_elements(), 0.0);
                 (values, param.shape.clone())

@@ -137,7 +137,11 @@ pub fn codes_are_those_of_all_tokens() {
             let whole = products(&new(), x.clone(), dy.clone(), ends, false);
             let of_rank = batches.rows(rank);
             for is_once in [true, false] {
-                let (part, _) = Sharded::apply(new(), &comm, config()).unwrap();
+                let (part, sharded) = Sharded::apply(new(), &comm, config()).unwrap();
+                if is_once {
+                    // Weights' amaxes are reduced here, else in each first cast.
+                    sharded.precompute_scales(&part);
+                }
                 let [x, dy] = [&x, &dy].map(|t| select(t.clone(), &of_rank));
                 let found = products(&part, x, dy, Batches::ends(batches.0[rank].iter().copied()), is_once);
                 for (of, found, whole) in [("y", 0), ("dx", 1)].map(|(of, i)| (of, &found.rows[i], &whole.rows[i])) {
@@ -158,6 +162,20 @@ pub fn codes_are_those_of_all_tokens() {
             }
         }
     }
+}
+
+/// One all-reduce has the amaxes of all weights.
+pub fn amaxes_of_weights() {
+    let (comm, device) = (world(), Default::default());
+    let mixture = Float8Config::tensorwise().apply(Mixture::new(EXPERTS, &device)).unwrap().0;
+    let (part, sharded) = Sharded::apply(mixture, &comm, config()).unwrap();
+    let before = comm.traffic();
+    let calls = || comm.traffic().since(&before).operation(Operation::AllReduceMaxBits).calls;
+    sharded.precompute_scales(&part);
+    assert_eq!(calls(), 1);
+    part.forward(Tensor::ones([EXPERTS, K], &device), Batches::ends([1; EXPERTS].into_iter()), true);
+    // The inputs of both linears.
+    assert_eq!(calls(), 3);
 }
 
 /// Rows travel there and back, once for a mixture, and so do gradients. Weights never travel.

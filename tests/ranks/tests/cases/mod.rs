@@ -61,6 +61,7 @@ pub const ALL: &[Case] = &[
     well("a_parallel_block", &[2, 4], parallel::a_block_has_the_gradients_of_one_rank),
     well("codes_of_experts", &[2, 4], experts::codes_are_those_of_all_tokens),
     well("bytes_of_experts", &[2, 4], experts::bytes_of_rows),
+    well("amaxes_of_experts", &[2, 4], experts::amaxes_of_weights),
     well("experts_of_a_decoder", &[2, 4], experts_model::have_the_gradients_of_one_rank),
     well("a_mesh_of_experts_trains", &[2, 4], experts_model::train_as_on_one_rank),
     well("experts_that_are_refused", &[2], experts_model::that_are_refused),

@@ -153,6 +153,17 @@ pub fn a_block_has_the_gradients_of_one_rank() {
         let of_whole: Vec<f32> = of_whole.into_values().flatten().collect();
 
         let (part, parallel) = TensorParallel::apply(block(recipe, SIZE), &comm, &plan).unwrap();
+        let columns = SIZE / comm.world_size();
+        let begin = comm.rank() * columns;
+        let bias = Sharded::parameters::<B, _>(&part).into_iter().find(|place| place.name == "up.bias").unwrap();
+        assert_eq!((bias.shape, bias.rows), (vec![SIZE], Some([begin, begin + columns])));
+        let gathered = Sharded::gather(part.clone());
+        for (found, expected) in [(&gathered.up, &whole.up), (&gathered.down, &whole.down)] {
+            let read = |Linear { weight, bias, .. }: &Linear<B>| {
+                (bits(weight.val().inner()), bits(bias.as_ref().unwrap().val().inner()))
+            };
+            assert!(read(found) == read(expected), "{recipe}: gathered on rank {}", comm.rank());
+        }
         let loss = part.loss(own.clone());
         let sum = comm.all_reduce_sum("loss", vec![loss.clone().into_scalar()]).unwrap().wait().unwrap()[0];
         assert!((sum - expected).abs() < 1e-6 * expected, "{recipe}: {sum}, not {expected}");

@@ -3,7 +3,7 @@
 use burn_backend::TensorData;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_float8::backend::{Float8Backend, GivenAmax, Quantized};
+use burn_float8::backend::{Float8Backend, GivenAmax, HostCodes, Quantized};
 use cubecl::Runtime;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 use float8_kernels::{Cast, Format, Orientation, ScaleCalculationMode, ScaleMode};
@@ -130,6 +130,25 @@ fn check([k, n]: [usize; 2], ranks: usize, granularity: Granularity, axis: Shard
     assert_eq!(words(&got.inv_scale), words(&want.inv_scale), "{name}: words of scales");
     assert_eq!(B::fp8_size(&got), B::fp8_size(&want), "{name}");
     assert_eq!((got.codes.dtype, got.inv_scale.dtype), (want.codes.dtype, want.inv_scale.dtype), "{name}");
+}
+
+/// A crop on the device has the words of one on the host.
+#[test]
+fn crops_have_the_first_codes_of_rows() {
+    if !has_adapter() {
+        return;
+    }
+    let (device, [rows, k]) = (Default::default(), [5, 65]);
+    let cast = Cast { format: Format::E4m3, granularity: Granularity::Row, scale_mode: ScaleMode::F32 };
+    let whole = quantize(tensor(values([rows, k], true), k, &device), cast, ShardedAxis::Rows, None);
+    for len in [64, 49] {
+        let (got, host) = (first(&whole, len), B::fp8_read(&whole));
+        let codes = host.codes.chunks_exact(k).flat_map(|row| &row[..len]).copied().collect();
+        let want = B::fp8_write(HostCodes { codes, dims: [rows, len], ..host }, &device);
+        assert_eq!(words(&got.codes), words(&want.codes), "{len}: codes");
+        assert_eq!(words(&got.inv_scale), words(&want.inv_scale), "{len}: scales");
+        assert_eq!(B::fp8_size(&got), B::fp8_size(&want), "{len}");
+    }
 }
 
 #[test]
