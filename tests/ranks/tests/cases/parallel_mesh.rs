@@ -18,7 +18,7 @@ fn config([replicate, shard, tensor]: [usize; 3]) -> ShardConfig {
     ShardConfig { replicate, shard: shard as i64, tensor, ..ShardConfig::default() }
 }
 
-fn applied<M: Module<B>>(model: M, mesh: [usize; 3], plan: &ParallelPlan) -> (M, TensorParallel, Sharded) {
+pub(super) fn applied<M: Module<B>>(model: M, mesh: [usize; 3], plan: &ParallelPlan) -> (M, TensorParallel, Sharded) {
     let (comm, config) = (world(), config(mesh));
     let (model, parallel) = TensorParallel::apply(model, &config.tensor_ranks(&comm).unwrap(), plan).unwrap();
     let (model, sharded) = Sharded::apply(model, &comm, config).unwrap();
