@@ -1,10 +1,13 @@
 //! Hooks for the crate float8-shard: sharded weights, and optimizer steps shared by several
 //! processes. Not part of the public API.
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn_backend::Backend;
+use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_std::{Shape, Slice};
 
 use crate::backend::Float8Backend;
 #[cfg(feature = "cubecl")]
@@ -14,6 +17,7 @@ use crate::config::{Float8Config, Granularity, LinearInfo, Policy, matches};
 use crate::error::Float8Error;
 use crate::layer::{Layer, Tag};
 pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map_param, map_params, visit_params};
+pub use crate::model::weight_of_codes;
 use crate::ops::functions::find;
 pub use crate::ops::matrix;
 pub use crate::profile::operation;
@@ -73,8 +77,27 @@ pub fn source<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn ShardHooks<B>>>
 }
 
 /// Tags the tensor as the weight of a layer.
-pub fn weight_of<B: Float8Backend>(layer: Arc<Layer>, tensor: FloatTensor<B>) -> Float8Tensor<B> {
-    Float8Tensor::new(tensor).tagged(Tag::new(layer))
+pub fn weight_of<B: Float8Backend>(layer: Arc<Layer>, tensor: Float8Tensor<B>) -> Float8Tensor<B> {
+    tensor.tagged(Tag::new(layer))
+}
+
+/// Rows and columns of an FP8-only weight `[K, N]`, with zeros below up to `len` rows. None for any other
+/// weight.
+///
+/// # Panics
+/// If the part ends inside of a block of scales.
+pub fn part_of_codes<B: Float8Backend>(
+    weight: &Float8Tensor<B>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    len: usize,
+) -> Option<Float8Tensor<B>> {
+    let (codes, shape) = (weight.codes()?, Shape::from(vec![len, cols.len()]));
+    if shape == weight.shape() {
+        return Some(weight.clone());
+    }
+    let nan = B::float_slice(weight.full().clone(), &[Slice::from(0..1), Slice::from(0..1)]);
+    Some(Float8Tensor::of_codes(B::float_expand(nan, shape), codes.part(rows, cols, len)))
 }
 
 /// Configuration applied to a layer.

@@ -133,17 +133,18 @@ impl<B: Float8Backend> GatherCache<B> {
             let known = self.amaxes.iter().find(|(known, _)| *known == of).map(|(_, amax)| amax.clone());
             of.part(sharding, known.unwrap_or_else(|| sharding.reduce_amax(of.own(sharding, cast.rows()))))
         };
-        let (own, rows, device) = (|| amax(AmaxOf::Tensor), cast.rows(), cast.device());
-        let (shard, amax) = match AmaxOf::of_cast(cast) {
-            Some(AmaxOf::Tensor) => cast.quantize(rows, Some(&own)),
-            Some(AmaxOf::Columns) => cast.quantize(with_amaxes::<B>(rows, amax(AmaxOf::Columns), 0, 1), None),
-            Some(AmaxOf::Rows) => {
+        let (own, device) = (|| amax(AmaxOf::Tensor), cast.device());
+        let of_rows = || match (AmaxOf::of_cast(cast), cast.rows()) {
+            (Some(AmaxOf::Tensor), rows) => cast.quantize(rows, Some(&own)),
+            (Some(AmaxOf::Columns), rows) => cast.quantize(with_amaxes::<B>(rows, amax(AmaxOf::Columns), 0, 1), None),
+            (Some(AmaxOf::Rows), rows) => {
                 let width = rows.shape()[1];
                 let (shard, amax) = cast.quantize(with_amaxes::<B>(rows, amax(AmaxOf::Rows), 1, 1), None);
                 ((sharding.world.cropped)(&shard, width, &device), amax)
             }
-            None => cast.quantize(rows, None),
+            (None, rows) => cast.quantize(rows, None),
         };
+        let (shard, amax) = cast.codes().unwrap_or_else(of_rows);
         let axis = ShardedAxis::of(cast.is_transposed());
         Started { key: Key::of(cast), gathering: sharding.start_gather(&shard, axis, &device), amax }
     }
@@ -156,7 +157,7 @@ pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> V
     let mut cache = weight.cache();
     let kept: &mut GatherCache<B> = cache.get();
     let mut wanted: Vec<(AmaxOf, FloatTensor<B>)> = vec![];
-    for cast in weight.casts() {
+    for cast in weight.casts().filter(|cast| !cast.has_codes()) {
         let is_unknown = |of: &AmaxOf| match of {
             AmaxOf::Tensor => !cast.is_scale_known(),
             // Each expert is whole.

@@ -1,10 +1,12 @@
 //! [`Part`]: a linear's part on this rank, and its collectives.
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, TensorMetadata};
+use burn_float8::Float8Tensor;
 use burn_float8::backend::Float8Backend;
-use burn_float8::shard_hooks::{Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, matrix};
+use burn_float8::shard_hooks::{self, Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, matrix};
 use burn_std::Slice;
 use float8_kernels::Granularity;
 
@@ -34,7 +36,7 @@ impl<B: Float8Backend> Part<B> {
     ///
     /// Panics, as Burn does, for any other shape.
     pub(crate) fn own(&self, value: FloatTensor<B>, whole: &[usize], axis: usize) -> FloatTensor<B> {
-        let (ranks, rank) = (self.world.shard.size(), self.world.shard.comm.rank());
+        let ranks = self.ranks();
         let mut own = whole.to_vec();
         own[axis] /= ranks;
         let shape = value.shape().to_vec();
@@ -47,8 +49,25 @@ impl<B: Float8Backend> Part<B> {
             "{name}: {shape:?} was loaded, where the whole is {whole:?} and the part of each of {ranks} ranks {own:?}"
         );
         let mut slices: Vec<_> = own.iter().map(|len| Slice::from(0..*len)).collect();
-        slices[axis] = Slice::from(rank * own[axis]..(rank + 1) * own[axis]);
+        slices[axis] = Slice::from(self.place(whole[axis]));
         B::float_slice(value, &slices)
+    }
+
+    /// [`own`](Self::own) of a weight `[K, N]`, which may be FP8-only.
+    pub(crate) fn own_weight(&self, weight: Float8Tensor<B>, whole: &[usize], axis: usize) -> Float8Tensor<B> {
+        let [rows, cols] = [0, 1].map(|of| if of == axis { self.place(whole[of]) } else { 0..whole[of] });
+        let len = rows.len();
+        match weight.is_fp8_only() {
+            true if weight.shape().to_vec() != whole => weight,
+            true => shard_hooks::part_of_codes(&weight, rows, cols, len).expect("it is FP8-only"),
+            false => Float8Tensor::new(self.own(weight.into_full(), whole, axis)),
+        }
+    }
+
+    /// This rank's range of a divided axis.
+    fn place(&self, whole: usize) -> Range<usize> {
+        let own = whole / self.ranks();
+        self.rank() * own..(self.rank() + 1) * own
     }
 
     /// Panics, as Burn does for shapes, if a part ends inside of a block of the cast.

@@ -54,6 +54,8 @@ pub struct ShardPlan {
     /// Bytes of the copies whose codes a backend can share between orientations: one scale serves a
     /// tensor or a square.
     pub shared_copies: u64,
+    /// Bytes of the weights of linears in FP8 among the parameters, and bytes of their FP8-only codes.
+    pub fp8_weights: [u64; 2],
     /// Average bytes that linears keep for backward per element of their inputs, on a CPU.
     pub input_bytes: f64,
     /// Elements that a rank trains of the largest parameter, and elements of the largest weight of
@@ -155,17 +157,22 @@ impl ShardPlan {
                     continue;
                 }
             };
+            let granularities = policy.map(shard_hooks::weight_granularities).unwrap_or_default();
+            let size =
+                |granularity: Granularity, [rows, k]: [usize; 2]| rows * k + 4 * granularity.scale_words(rows, k);
             if is_sharded {
-                add((chunk(k, ranks, alignment(policy)) * n) as u64);
+                let rows = chunk(k, ranks, alignment(policy));
+                add((rows * n) as u64);
+                if let Some(granularity) = granularities[0] {
+                    new.fp8_weights[0] += kept * (rows * n) as u64;
+                    new.fp8_weights[1] += size(granularity, [n, rows]) as u64;
+                }
                 if parameter.is_trained {
                     new.largest_gradient = new.largest_gradient.max(4 * elements);
                 }
             } else {
                 add(elements);
             }
-            let granularities = policy.map(shard_hooks::weight_granularities).unwrap_or_default();
-            let size =
-                |granularity: Granularity, [rows, k]: [usize; 2]| rows * k + 4 * granularity.scale_words(rows, k);
             let [transposed, rows] = granularities;
             let float8 = [(transposed, [groups * n, k]), (rows, [groups * k, n])]
                 .map(|(granularity, dims)| granularity.map(|granularity| size(granularity, dims) as u64));

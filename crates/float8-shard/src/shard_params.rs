@@ -7,7 +7,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_float8::config::Policy;
 use burn_float8::report::Layer;
 use burn_float8::shard_hooks::{self, Change, NamedParam, map_params};
-use burn_float8::{Float8Config, Float8Stack};
+use burn_float8::{Float8Config, Float8Stack, Float8Tensor};
 use serde::Serialize;
 
 use crate::config::ShardConfig;
@@ -131,9 +131,13 @@ fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>, sharding: &
                 "{name}: {shape:?} was loaded, where the whole is {whole:?} and the rows of each of {ranks} ranks {rows:?}"
             );
         }
+        let rows = || shard_hooks::part_of_codes(&weight, sharding.rows(), 0..shape[1], sharding.chunk);
         let rows = match is_whole {
-            true => sharding.in_shape(sharding.shard_of(sharding.matrix(weight.into_full()))),
-            false => weight.into_full(),
+            true => rows().unwrap_or_else(|| {
+                let rows = sharding.shard_of(sharding.matrix(weight.into_full()));
+                Float8Tensor::new(sharding.in_shape(rows))
+            }),
+            false => weight,
         };
         shard_hooks::weight_of::<B::Inner>(layer.clone(), rows)
     })

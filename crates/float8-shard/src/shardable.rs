@@ -130,9 +130,6 @@ fn check_own<B: Float8Stack, M: Module<B>>(
         if linear.layer().is_some_and(|layer| shard_hooks::has_matmul(layer)) {
             return refused(" is configured with `matmul`, and Tensor::matmul reads no sharded weight");
         }
-        if B::float8_tensor(weight).is_fp8_only() {
-            return refused(" is FP8-only, and such weights are not sharded: keep its values, or train on one rank");
-        }
         check_dtype(&linear.info.name, weight.dtype())?;
     }
     if !is_divided {

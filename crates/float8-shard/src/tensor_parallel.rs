@@ -39,7 +39,8 @@ pub enum TensorStyle {
     /// A linear whose rows are divided, or an embedding whose vocabulary is. It reads all tokens, and
     /// returns tokens that are divided.
     Rowwise,
-    /// A module with whole parameters that reads tokens that are divided, such as a norm.
+    /// A module with whole parameters that reads tokens that are divided, such as a norm, or adapters of a
+    /// linear that is divided.
     Sequence,
 }
 
@@ -163,7 +164,7 @@ impl TensorParallel {
                     layers.push((old, layer.clone(), param.device.clone()));
                     Change::map(move |t| {
                         B::map_float8(t, |t| {
-                            shard_hooks::weight_of::<B::Inner>(layer.clone(), part.own(t.into_full(), &whole, axis))
+                            shard_hooks::weight_of::<B::Inner>(layer.clone(), part.own_weight(t, &whole, axis))
                         })
                     })
                 }

@@ -9,6 +9,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::lora::Lora;
 use burn_float8::shard_hooks::visit_params;
+use float8_shard::{ParallelPlan, TensorStyle};
 
 use crate::batches::BatchTensors;
 use crate::hf::peft;
@@ -30,6 +31,12 @@ pub struct Adapted<B: Backend, M: Module<B>> {
 /// Name in the base model of a module of an adapted model.
 pub(crate) fn name_in_base(name: &str) -> &str {
     name.strip_prefix("base.").unwrap_or(name)
+}
+
+/// Plan of tensor parallelism of an adapted model: its base's, with whole adapters on each rank.
+pub(crate) fn tensor_plan(base: &ParallelPlan) -> ParallelPlan {
+    let of_base = base.iter().map(|(name, style)| (format!("base.{name}"), *style));
+    of_base.chain([("lora.*".into(), TensorStyle::Sequence)]).collect()
 }
 
 /// Whether a parameter of this name belongs to an adapter.

@@ -212,25 +212,38 @@ pub fn load_codes<B: Float8Stack, M: Module<B>>(
         };
         let info = LinearInfo { name, k: *k, n: *n };
         let checked = codes(&info).and_then(|codes| {
-            let checked = codes.map(|codes| check(&info, &codes).map(|amax| (codes, amax))).transpose();
-            checked.map_err(BoxedError::from)
+            let weight = codes.map(|codes| weight_of_codes::<B>(&info, codes, values, &param.device)).transpose();
+            weight.map_err(BoxedError::from)
         });
         match checked {
             Ok(None) => loaded.kept.push((info.name, "no codes were given".into())),
             Err(wrong) => error = Some(wrong),
-            Ok(Some((codes, amax))) => {
-                let like = Tensor::<B, 2>::full([1, 1], f32::NAN, (&param.device, values)).expand([*k, *n]);
-                let amax = B::Inner::float_from_data(TensorData::new(vec![amax], [1]), &param.device);
-                let codes = Codes::<B::Inner>::new(codes, amax);
-                loaded.count(info.name, [*k, *n], &codes);
-                let TensorPrimitive::Float(like) = like.into_primitive() else { unreachable!("it is float") };
-                let weight = B::map_float8(like, |like| Float8Tensor::of_codes(like.full().clone(), codes.clone()));
+            Ok(Some(weight)) => {
+                let tensor = B::float8_tensor(&weight);
+                loaded.count(info.name, [*k, *n], tensor.codes().expect("it was made of codes"));
                 return Change::Loaded(weight);
             }
         }
         Change::None
     });
     error.map_or(Ok((model, loaded)), Err)
+}
+
+/// FP8-only weight `[K, N]` of a linear, with decoded values of a dtype.
+///
+/// # Errors
+///
+/// [`Float8Error::Codes`], as [`load_codes`].
+pub fn weight_of_codes<B: Float8Stack>(
+    info: &LinearInfo,
+    codes: HostCodes,
+    values: DType,
+    device: &B::Device,
+) -> Result<FloatTensor<B>, Float8Error> {
+    let amax = B::Inner::float_from_data(TensorData::new(vec![check(info, &codes)?], [1]), device);
+    let like = Tensor::<B, 2>::full([1, 1], f32::NAN, (device, values)).expand([info.k, info.n]);
+    let TensorPrimitive::Float(like) = like.into_primitive() else { unreachable!("it is float") };
+    Ok(B::map_float8(like, |like| Float8Tensor::of_codes(like.full().clone(), Codes::<B::Inner>::new(codes, amax))))
 }
 
 /// Checks that codes fit the weight of a linear. Returns the largest magnitude that their scales

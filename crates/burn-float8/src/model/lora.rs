@@ -131,7 +131,7 @@ impl LoraConfig {
 
     /// Creates f32 adapters for a model's linears. A is drawn uniformly from ±1/√K, seeded by
     /// `seed` and the linear's name. B is zero, so the outputs of the model do not change. Lazy
-    /// parameters of the model are initialized.
+    /// parameters of the model are initialized. Create adapters before ranks divide the model.
     ///
     /// # Errors
     ///

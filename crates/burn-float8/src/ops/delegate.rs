@@ -491,12 +491,10 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
             }
             None => B::fp8_linear(x, weight, bias),
             Some(adapters) => {
-                if let Some(layer) = weight.layer().filter(|layer| layer.parallel().is_some()) {
-                    panic!("{}: its weight is divided by TensorParallel, and its adapters are not", layer.name());
-                }
                 // Only this linear reads a weight and its adapters separately.
+                let layer = weight.layer().cloned();
                 let y = B::fp8_linear(x.clone(), weight.with_adapters(None), bias);
-                adapters.add_to(y, x.into_full())
+                adapters.add_to(y, x.into_full(), layer.as_ref())
             }
         })
     }

@@ -100,7 +100,7 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
             weight.layer().and_then(|layer| parallel_of::<W::Plain>(layer)).map_or(1, |hooks| hooks.ranks())
         },
         parallel_tokens: |x, weight| match weight.layer().filter(|layer| layer.parallel().is_some()) {
-            Some(layer) => Float8Tensor::new(W::parallel_tokens(x.into_full(), layer)),
+            Some(layer) => Float8Tensor::new(W::parallel_tokens(x.into_full(), layer, Direction::Dispatch)),
             None => x,
         },
         parallel_log_likelihood: |logits, targets, weight| {

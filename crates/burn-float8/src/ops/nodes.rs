@@ -20,7 +20,7 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
-use super::parallel::{Vocabulary, gather, part_of, reduce};
+use super::parallel::{Vocabulary, exchanged, part_of};
 use super::{embedding, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Float8Backend, Fused};
 use crate::error::Float8Error;
@@ -61,8 +61,8 @@ impl<B: Float8Backend> Wrapped for B {
         full_tensor::forward(weight)
     }
 
-    fn parallel_tokens(x: FloatTensor<B>, layer: &Arc<Layer>) -> FloatTensor<B> {
-        gather::<B>(part_of(layer), x)
+    fn parallel_tokens(x: FloatTensor<B>, layer: &Arc<Layer>, direction: Direction) -> FloatTensor<B> {
+        exchanged::<B>(part_of(layer), x, direction)
     }
 
     fn parallel_log_likelihood(logits: FloatTensor<B>, targets: IntTensor<B>, layer: &Arc<Layer>) -> FloatTensor<B> {
@@ -129,11 +129,11 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         })
     }
 
-    fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>) -> FloatTensor<Self> {
-        let all = gather::<B>(part_of(layer), x.primitive);
+    fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>, direction: Direction) -> FloatTensor<Self> {
+        let moved = exchanged::<B>(part_of(layer), x.primitive, direction);
         match ParallelTokensNode.prepare::<C>([x.node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(layer.clone(), all),
-            OpsKind::UnTracked(prep) => prep.finish(all),
+            OpsKind::Tracked(prep) => prep.finish((layer.clone(), direction.reversed()), moved),
+            OpsKind::UnTracked(prep) => prep.finish(moved),
         }
     }
 
@@ -270,12 +270,14 @@ impl<B: Float8Backend> Backward<B, 1> for FullTensorNode {
 struct ParallelTokensNode;
 
 impl<B: Float8Backend> Backward<B, 1> for ParallelTokensNode {
-    type State = Arc<Layer>;
+    /// Way of the gradients.
+    type State = (Arc<Layer>, Direction);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
+        let (layer, direction) = ops.state;
         if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, reduce::<B>(part_of(&ops.state), dy));
+            grads.register::<B>(node.id, exchanged::<B>(part_of(&layer), dy, direction));
         }
     }
 }

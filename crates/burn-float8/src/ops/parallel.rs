@@ -9,7 +9,7 @@ use burn_std::Shape;
 
 use crate::backend::Float8Backend;
 use crate::layer::Layer;
-use crate::tensor::{ParallelHooks, parallel_of};
+use crate::tensor::{Direction, ParallelHooks, parallel_of};
 use crate::terms::Role;
 
 /// Part of a linear on this rank; all of it, if ranks do not divide the linear.
@@ -60,14 +60,26 @@ impl<'a, B: Float8Backend> Tokens<'a, B> {
     }
 }
 
+/// Tokens of all ranks, or back, this rank's tokens of the sum over ranks.
+pub(super) fn exchanged<B: Float8Backend>(
+    hooks: &Arc<dyn ParallelHooks<B>>,
+    tokens: FloatTensor<B>,
+    direction: Direction,
+) -> FloatTensor<B> {
+    match direction {
+        Direction::Dispatch => gather(hooks, tokens),
+        Direction::Combine => reduce(hooks, tokens),
+    }
+}
+
 /// Tokens of all ranks `[.., T, C]`, from this rank's `[.., T / ranks, C]`.
-pub(super) fn gather<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, own: FloatTensor<B>) -> FloatTensor<B> {
+fn gather<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, own: FloatTensor<B>) -> FloatTensor<B> {
     let all = scaled(&own.shape(), |tokens| tokens * hooks.ranks());
     B::float_reshape(hooks.gather_rows(matrix::<B>(own)), all)
 }
 
 /// This rank's tokens `[.., T / ranks, C]` of the sum over ranks of `[.., T, C]`.
-pub(super) fn reduce<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, all: FloatTensor<B>) -> FloatTensor<B> {
+fn reduce<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, all: FloatTensor<B>) -> FloatTensor<B> {
     let own = scaled(&all.shape(), |tokens| divided(tokens, hooks.ranks()));
     B::float_reshape(hooks.reduce_rows(matrix::<B>(all)), own)
 }

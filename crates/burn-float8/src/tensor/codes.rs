@@ -1,12 +1,14 @@
 //! [`Codes`]: an FP8-only weight, without a high-precision copy.
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::DType;
 use burn_backend::tensor::{Device, FloatTensor};
-use float8_kernels::{Cast, Format, Granularity, ScaleMode};
+use float8_kernels::{Cast, Format, Granularity, InvScale, ScaleMode};
 
-use super::cache::Fp8Copy;
+use super::cache::{CastResult, Fp8Copy};
 use crate::backend::{Float8Backend, HostCodes, in_dtype};
+use crate::terms::ContractionAxis;
 
 /// Codes of a weight; see the module.
 pub(crate) struct Codes<B: Float8Backend> {
@@ -70,12 +72,71 @@ impl<B: Float8Backend> Codes<B> {
         in_dtype::<B>(B::float_transpose(B::fp8_dequantize(&self.operand)), dtype)
     }
 
+    /// Codes of these rows and columns of the weight `[K, N]`, with zeros below up to `len` rows. Scales
+    /// stay those of the whole weight. Codes pass through the host.
+    ///
+    /// # Panics
+    ///
+    /// If the part begins or ends inside of a block of scales.
+    pub(crate) fn part(&self, rows: Range<usize>, cols: Range<usize>, len: usize) -> Arc<Self> {
+        let HostCodes { codes, dims: [n, k], inv_scales, granularity, .. } = self.read();
+        let ([height, width], [down, across]) = (granularity.group(n, k), granularity.scale_dims(n, k));
+        // Scales of a range; all, if one serves the axis.
+        let scales = |range: &Range<usize>, group: usize, count: usize, end: usize| {
+            let is_whole = |at: usize| at.is_multiple_of(group) || at == end;
+            assert!(
+                count == 1 || is_whole(range.start) && is_whole(range.end),
+                "{range:?} of {end} ends inside of {group}"
+            );
+            if count == 1 { 0..1 } else { range.start.div_ceil(group)..range.end.div_ceil(group) }
+        };
+        let dims = [cols.len(), len];
+        let own_scales = [scales(&cols, height, down, n), scales(&rows, width, across, k)];
+        let [_, own_across] = granularity.scale_dims(dims[0], len);
+        let operand = HostCodes {
+            codes: block(&codes, k, [cols, rows], len, 0),
+            dims,
+            format: self.format,
+            granularity,
+            inv_scales: block(&inv_scales, across, own_scales, own_across, InvScale::new(1.0)),
+            transposed: true,
+        };
+        let (operand, amax) = (B::fp8_write(operand, &B::float_device(&self.amax)), self.amax.clone());
+        Arc::new(Self { operand, amax, ..*self })
+    }
+
+    /// Operand of a cast along an axis, if these codes and scales are its.
+    pub(super) fn operand_of(&self, cast: Cast, axis: ContractionAxis) -> Option<B::Operand> {
+        self.serves(cast, axis).then(|| match axis {
+            ContractionAxis::Leading => self.operand.clone(),
+            ContractionAxis::Last => B::fp8_transpose(&self.operand),
+        })
+    }
+
+    /// Whether a GEMM reads these codes, or their transpose, as its operand of a cast.
+    pub(super) fn serves(&self, cast: Cast, axis: ContractionAxis) -> bool {
+        let is_cast = (cast.format, cast.granularity) == (self.format, self.granularity);
+        is_cast && (axis == ContractionAxis::Leading || self.serves_both(cast))
+    }
+
+    /// Result of a cast that these codes serve.
+    pub(super) fn result(&self) -> Arc<CastResult<B>> {
+        Arc::new(CastResult { scaling: self.amax.clone(), observed: None, observation: None })
+    }
+
     /// Whether the transposed codes and scales equal this cast of the transpose.
-    pub(super) fn serves_both(&self, cast: Cast) -> bool {
+    fn serves_both(&self, cast: Cast) -> bool {
         match self.granularity {
             Granularity::Tensor | Granularity::Block128x128 => true,
             Granularity::Block1x32 => self.is_square && matches!(cast.scale_mode, ScaleMode::E8m0Square(_)),
             Granularity::Row | Granularity::Block1x128 => false,
         }
     }
+}
+
+/// Rows and columns of a matrix `[.., width]`, with `fill` after each row up to `len` columns.
+fn block<T: Copy>(all: &[T], width: usize, [rows, cols]: [Range<usize>; 2], len: usize, fill: T) -> Vec<T> {
+    let padding = len - cols.len();
+    let row = |row: usize| &all[row * width + cols.start..row * width + cols.end];
+    rows.flat_map(|at| row(at).iter().copied().chain(std::iter::repeat_n(fill, padding))).collect()
 }

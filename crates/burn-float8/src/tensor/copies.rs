@@ -9,7 +9,7 @@ use super::codes::Codes;
 use super::experts::experts_of;
 use super::parallel::{expert_cast, parallel_cast};
 use super::shared_input_cast;
-use super::source::{WeightCast, sourced_copy};
+use super::source::{CastAmax, WeightCast, sourced_copy};
 use crate::backend::{Float8Backend, GivenAmax, Quantized};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
@@ -29,11 +29,11 @@ pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8
     // Releases the lock: a rayon thread that waits for its cast may start another forward that
     // reads this tensor.
     drop(entries);
-    if let Some(codes) = tensor.codes() {
-        return copy_of_codes(codes, request, key);
-    }
     if let Some(source) = request.source() {
         return sourced_copy(request, source);
+    }
+    if let Some(codes) = tensor.codes() {
+        return copy_of_codes(codes, request, key);
     }
     if let Some(hooks) = request.parallel() {
         let (quantized, result) = parallel_cast(request, hooks);
@@ -70,24 +70,23 @@ fn copy_of_codes<B: Float8Backend>(
 ) -> Arc<Fp8Copy<B>> {
     let CastRequest { tensor, operand, layer, .. } = request;
     let cast = key.cast.cast;
-    let is_cast = (cast.format, cast.granularity) == (codes.format, codes.granularity);
-    let result = || Arc::new(CastResult { scaling: codes.amax.clone(), observed: None, observation: None });
-    let copy = |made, result| Fp8Copy::new(made, cast, result, layer);
-    let copy = match operand.axis {
-        ContractionAxis::Leading if is_cast => {
-            let copy = copy(codes.operand.clone(), result());
-            tensor.cache().lock().copies.push((key, Held::Strong(copy.clone())));
-            return copy;
+    let (made, result) = match (codes.operand_of(cast, operand.axis), request.parallel()) {
+        (Some(made), _) => (made, codes.result()),
+        (None, Some(hooks)) => {
+            let (made, CastAmax(result)) = hooks.cast(&WeightCast::new(request));
+            (made, result)
         }
-        ContractionAxis::Last if is_cast && codes.serves_both(cast) => copy(B::fp8_transpose(&codes.operand), result()),
-        axis => {
+        (None, None) => {
             layer.count_cast(operand.role);
-            let made = B::fp8_quantize(request.matrix(), cast, axis.orientation(), None);
-            let amax = made.amax.clone();
-            copy(made.only(), Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
+            let made = B::fp8_quantize(request.matrix(), cast, operand.axis.orientation(), None);
+            let (amax, observation) = (made.amax.clone(), None);
+            (made.only(), Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation }))
         }
     };
-    tensor.cache().lock().copies.push((key, Held::Weak(Arc::downgrade(&copy))));
+    let copy = Fp8Copy::new(made, cast, result, layer);
+    let is_codes = operand.axis == ContractionAxis::Leading && codes.serves(cast, operand.axis);
+    let held = if is_codes { Held::Strong(copy.clone()) } else { Held::Weak(Arc::downgrade(&copy)) };
+    tensor.cache().lock().copies.push((key, held));
     copy
 }
 

@@ -71,7 +71,7 @@ impl Exchange {
 /// Direction of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// To the ranks of their experts.
+    /// To the ranks that compute with them.
     Dispatch,
     /// Back.
     Combine,

@@ -98,9 +98,22 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
         Self { request }
     }
 
-    /// This process' rows.
+    /// This process' rows, decoded if the weight is FP8-only.
     pub fn rows(&self) -> FloatTensor<B> {
-        self.request.tensor.full().clone()
+        self.request.tensor.clone().into_values("cast")
+    }
+
+    /// Operand of this process' rows and the amax of the whole weight, if it is FP8-only and its codes
+    /// have the format and scales of this cast.
+    pub fn codes(&self) -> Option<(B::Operand, CastAmax<B>)> {
+        let codes = self.request.tensor.codes()?;
+        let operand = codes.operand_of(self.cast(), self.request.operand.axis)?;
+        Some((operand, CastAmax(codes.result())))
+    }
+
+    /// Whether there are [`codes`](Self::codes).
+    pub fn has_codes(&self) -> bool {
+        self.request.tensor.codes().is_some_and(|codes| codes.serves(self.cast(), self.request.operand.axis))
     }
 
     /// The matrix to cast.
@@ -274,7 +287,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
         if let Some(known) = sourced.values.iter().find(|known| known.dtype() == dtype) {
             return known.clone();
         }
-        let whole = source.values(in_dtype::<B>(self.full().clone(), dtype));
+        let whole = source.values(in_dtype::<B>(self.clone().into_values("linear"), dtype));
         sourced.values.push(whole.clone());
         whole
     }
@@ -308,7 +321,10 @@ pub(super) fn sourced_copy<B: Float8Backend>(
     }
     let (whole, CastAmax(result)) = source.operand(&cast, &mut sourced.cache);
     let copy = Fp8Copy::new(whole, key.cast.cast, result, request.layer);
-    let held = match source.layout().keeps && !request.is_transient() {
+    let layout = source.layout();
+    // An FP8-only weight that is not gathered keeps no second copy.
+    let is_lasting = layout.is_divided || !request.tensor.is_fp8_only() || cast.is_transposed() && cast.has_codes();
+    let held = match layout.keeps && is_lasting && !request.is_transient() {
         true => Held::Strong(copy.clone()),
         false => Held::Weak(Arc::downgrade(&copy)),
     };

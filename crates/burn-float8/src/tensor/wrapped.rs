@@ -51,9 +51,10 @@ pub trait Wrapped: Backend + sealed::Sealed {
     /// Gathers a sharded weight.
     #[doc(hidden)]
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self>;
-    /// x with the tokens of all ranks, for a layer that ranks divide.
+    /// x with the tokens of all ranks, for a layer that ranks divide; back, this rank's tokens of the
+    /// sum over ranks.
     #[doc(hidden)]
-    fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>) -> FloatTensor<Self>;
+    fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>, direction: Direction) -> FloatTensor<Self>;
     /// Log-likelihood of logits whose vocabulary ranks divide.
     #[doc(hidden)]
     fn parallel_log_likelihood(
@@ -127,7 +128,7 @@ impl<W: Wrapped> Float8Tensor<W> {
         let Self { full, codes, adapters, mark, .. } = self;
         let full = match codes {
             Some(codes) => {
-                if let Some(Mark::Weight(Tag { layer, .. })) = mark {
+                if let Some(Mark::Weight(Tag { layer, .. })) = &mark {
                     layer.count_decode(operation);
                 }
                 let values = codes.values(full.dtype());
@@ -136,7 +137,10 @@ impl<W: Wrapped> Float8Tensor<W> {
             None => full,
         };
         match adapters {
-            Some(adapters) => adapters.merged(full),
+            Some(adapters) => match &mark {
+                Some(Mark::Weight(Tag { layer, .. })) => adapters.merged(full, Some(layer)),
+                _ => adapters.merged(full, None),
+            },
             None => full,
         }
     }

@@ -1,7 +1,7 @@
 //! Runs whose ranks divide each linear: `parallelism.tensor`.
 
 use crate::ranks::{Runs, float8, losses};
-use crate::support::{command, small, stderr, stdout};
+use crate::support::{command, set, small, stderr, stdout};
 
 /// Eight heads and four key heads. Four ranks have whole parts of all sizes.
 pub(crate) const MODEL: [&str; 2] = [
@@ -99,6 +99,67 @@ fn a_run_goes_on_with_other_parts() {
     }
 }
 
+/// Adapters on values and on FP8-only weights have the losses of one process. Their checkpoints are
+/// resumed by other meshes, one process included.
+#[test]
+fn adapters_of_parts_are_those_of_one_rank() {
+    let runs = Runs::new();
+    let on_codes = ["lora.base=fp8", "float8.recipe=rowwise", "training.param_dtype=bf16"];
+    for (settings, bound) in [
+        (&["training.precision=f32", "lora.dropout=0.1", "training.loss_chunk=16"][..], 1e-5),
+        (&[&on_codes[..], &["training.activation_checkpointing=full"]].concat(), 2e-3),
+    ] {
+        let lora =
+            ["training.steps=4", "lora.rank=4", "optimizer.lr=1e-2", "lora.target_modules=['all-linear', 'lm_head']"];
+        let train = |parts: [usize; 3], more: &[&str]| {
+            let (mesh, accumulation) = (mesh(parts), format!("training.grad_accumulation={}", 2 / parts[1]));
+            let settings = [&MODEL[..], &lora, settings, &mesh.each_ref().map(|s| &**s), &[&accumulation], more];
+            losses(&float8(parts.into_iter().product(), "train", &small(runs.text(), &settings.concat())))
+        };
+        let one = train([1, 1, 1], &[]);
+        for parts in [[1, 2, 1], [1, 1, 2], [1, 2, 2]] {
+            let name = format!("{settings:?} {parts:?}");
+            let [every, folder] = runs.saved(&name);
+            let all = train(parts, &[&every, &folder]);
+            near(&all, &one, bound, &name);
+            if parts[2] == 2 {
+                let resumed = runs.resume_with(
+                    1,
+                    &name,
+                    &["parallelism.shard=1", "parallelism.tensor=1", "training.grad_accumulation=2"],
+                );
+                near(&resumed, &all[2..], bound, &name);
+            }
+        }
+    }
+}
+
+/// One process evaluates and exports what parts have saved: a model, and adapters.
+#[test]
+fn what_parts_have_saved_is_read() {
+    let runs = Runs::new();
+    for (name, settings) in [("model", &[][..]), ("adapters", &["lora.rank=4", "lora.base=fp8", "optimizer.lr=1e-2"])] {
+        let [_, folder] = runs.saved(name);
+        let settings =
+            [&MODEL[..], &["training.steps=2", "parallelism.tensor=2", "parallelism.shard=1", &folder], settings];
+        let all = losses(&float8(2, "train", &small(runs.text(), &settings.concat())));
+        near(&losses(&float8(1, "eval", &[runs.path(name)])), &all[2..], 2e-3, name);
+        let hf = runs.path(&format!("{name}-hf"));
+        let merged = (name == "adapters").then(|| "--merge-adapters".into());
+        let arguments = [runs.path(name), "--output".into(), hf.clone(), "--format".into(), "f32".into()];
+        stdout(&float8(1, "export", &arguments.into_iter().chain(merged).collect::<Vec<_>>()));
+        let data = ["--device", "cpu", "--precision", "f32", "--data", runs.text()].map(String::from);
+        let text = set(&[
+            "training.seq_len=64",
+            "training.batch_size=2",
+            "training.eval_batches=2",
+            "data.validation_split=0.1",
+        ]);
+        let exported = losses(&float8(1, "eval", &[&[hf][..], &data, &text].concat()));
+        near(&exported, &all[2..], 1e-2, name);
+    }
+}
+
 /// Errors before the first step, and of `memory`, name the key of a size that ranks do not divide.
 #[test]
 fn parts_that_are_not_whole_are_refused() {
@@ -108,7 +169,6 @@ fn parts_that_are_not_whole_are_refused() {
         (&[heads][..], "parallelism.tensor = 4: does not divide the model's num_key_value_heads, 2"),
         (&["training.seq_len=48"], "training.seq_len = 48: must be a multiple of 64"),
         (&["float8.recipe=mxfp8"], "which 4 ranks do not divide into multiples of 128"),
-        (&["lora.rank=4"], "parallelism.tensor = 4: adapters"),
         (&["parallelism.shard=2"], "shard = 2 and tensor = 4 do not make 4 ranks"),
     ] {
         let settings = [&MODEL[..], &["training.steps=1", "parallelism.tensor=4"], settings].concat();

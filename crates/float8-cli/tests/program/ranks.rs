@@ -52,7 +52,7 @@ impl Runs {
         &self.0.1
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.0.0.path().join(name).display().to_string()
     }
 

@@ -20,6 +20,7 @@ pub use export::{ExportDtype, ExportOptions};
 pub(crate) use export::{save, share_left};
 pub use files::{copy_assets, copy_chat_template, copy_config, copy_tokenizer};
 pub(crate) use files::{has_tokenizer, is_asset};
+pub(crate) use float8::quantize;
 pub use float8_export::Float8Export;
 pub(crate) use json::is_bf16;
 pub use json::read_config;

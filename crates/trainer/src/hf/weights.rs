@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, Shape, TensorData};
-use burn_float8::backend::HostCodes;
+use burn_float8::backend::{Cast, HostCodes};
 use burn_float8::config::LinearInfo;
 use burn_float8::shard_hooks::{Change, map_params};
 use burn_float8::weights::{linear_infos, load_codes};
@@ -48,17 +48,24 @@ impl Checkpoint {
         let policies = float8.resolve(&linears)?;
         let casts: HashMap<_, _> =
             linears.into_iter().zip(policies).filter_map(|(linear, p)| Some((linear.name, p.weight_cast()?))).collect();
-        let codes = |linear: &LinearInfo| -> Result<Option<HostCodes>> {
-            let Some(cast) = casts.get(&linear.name) else { return Ok(None) };
-            let (name, dims) = (names::weight_name(&linear.name), [linear.n, linear.k]);
-            if self.scheme(&linear.name).is_some_and(|scheme| scheme.is_cast_by(*cast)) {
-                return self.codes(&name);
-            }
-            Ok(Some(quantize(&name, &self.linear_f32(&name, dims)?, dims, *cast, None)?))
-        };
+        let codes =
+            |linear: &LinearInfo| casts.get(&linear.name).map(|cast| self.linear_codes(linear, *cast)).transpose();
         let (model, loaded) =
             load_codes::<B, _>(model, float8, values, |linear| Ok(codes(linear)?)).map_err(Error::from_boxed)?;
         self.fill(model, loaded.layers.into_iter().collect(), progress)
+    }
+
+    /// Codes of a linear's weight, which keeps those with the format and granularity of its cast.
+    ///
+    /// # Errors
+    /// Invalid FP8 weights; a file that cannot be read; a weight that is not finite.
+    pub(crate) fn linear_codes(&self, linear: &LinearInfo, cast: Cast) -> Result<HostCodes> {
+        let (name, dims) = (names::weight_name(&linear.name), [linear.n, linear.k]);
+        let is_cast = self.scheme(&linear.name).is_some_and(|scheme| scheme.is_cast_by(cast));
+        match is_cast.then(|| self.codes(&name)).transpose()?.flatten() {
+            Some(codes) => Ok(codes),
+            None => quantize(&name, &self.linear_f32(&name, dims)?, dims, cast, None),
+        }
     }
 
     /// Replaces every parameter except the weights of the linears `loaded`.

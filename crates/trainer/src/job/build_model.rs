@@ -23,7 +23,7 @@ use crate::config::{ConfigError, LoraSection, Precision, StorageDtype, require};
 use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
-use crate::{Adapted, ProgressLine, Ranks};
+use crate::{Adapted, ProgressLine, Ranks, lora_model};
 
 /// Dimensions of the model. Rotary tables are only as long as the task needs: sequences of
 /// `seq_len`, and new tokens after prompts of these lengths.
@@ -344,7 +344,8 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     let mut parallel = None;
     if !plan.is_empty() {
         let ranks = config.parallelism.tensor_ranks(comm)?;
-        let (divided, handle) = TensorParallel::apply::<B, _>(model, &ranks, plan).map_err(ShardError::from)?;
+        let plan = if config.lora.is_some() { lora_model::tensor_plan(plan) } else { plan.clone() };
+        let (divided, handle) = TensorParallel::apply::<B, _>(model, &ranks, &plan).map_err(ShardError::from)?;
         writeln!(out, "Linears divided over {} ranks", ranks.world_size())?;
         (model, parallel) = (divided, Some(handle));
     }

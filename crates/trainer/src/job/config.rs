@@ -298,32 +298,19 @@ impl<S: ModelSection> RunConfig<S> {
         *steps =
             steps.resolve(epoch.iter().sum(), batch_size.saturating_mul(*grad_accumulation).saturating_mul(readers));
         config.validate()?;
-        config.check_ranks(ranks)?;
+        config.parallelism.mesh(ranks)?;
         Ok(config)
-    }
-
-    /// Checks restrictions of a run over `ranks` ranks.
-    ///
-    /// # Errors
-    /// [`ConfigError`] naming the first invalid key.
-    pub(super) fn check_ranks(&self, ranks: usize) -> Result<()> {
-        self.parallelism.mesh(ranks)?;
-        let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
-        let reason = "several ranks do not shard FP8-only weights yet";
-        Ok(require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?)
     }
 
     /// Plan of tensor parallelism of a model with these dimensions; empty without it.
     ///
     /// # Errors
-    /// [`ConfigError`] for sizes that ranks do not divide, and for adapters.
+    /// [`ConfigError`] for sizes that ranks do not divide.
     pub(super) fn tensor_plan(&self, dims: &S::Config, ranks: usize) -> Result<ParallelPlan> {
         let tensor = self.parallelism.mesh(ranks)?.tensor;
         if tensor == 1 {
             return Ok(vec![]);
         }
-        let lora = self.lora.is_none();
-        require("parallelism.tensor", tensor, lora, "adapters (`lora`) are not divided: leave out one of the two")?;
         let experts = self.parallelism.experts;
         let reason = "experts are not divided with `parallelism.tensor`: leave out one of the two";
         require("parallelism.experts", experts, !experts, reason)?;

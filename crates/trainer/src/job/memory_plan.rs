@@ -6,7 +6,6 @@ use anyhow::Result;
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
 use burn_float8::shard_hooks::visit_params;
-use burn_float8::weights::linear_infos;
 use float8_shard::{JOINED_ELEMENTS, Mesh, PlanDtypes, Reshard, ShardPlan};
 
 use super::config::RunConfig;
@@ -101,28 +100,20 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
         plan.gathered += (size.vocab_size / mesh.tensor * size.hidden_size * element) as u64;
     }
     if let Some(lora) = lora {
-        let codes = match float8.filter(|_| lora.base == LoraBase::Fp8) {
-            None => None,
-            Some(float8) => {
-                let linears = linear_infos::<B, _>(&model, &float8);
-                let policies = float8.resolve(&linears)?;
-                let of_codes = linears.iter().zip(policies).filter(|(_, policy)| policy.weight_cast().is_some());
-                Some(of_codes.map(|(linear, _)| (linear.k * linear.n) as u64).sum())
-            }
-        };
+        let holds_codes = float8.is_some() && lora.base == LoraBase::Fp8;
         trained = TrainedParts { first: 0, embedding: false, output: false, ..trained };
-        plan = with_adapters::<B, _>(plan, &model, lora, dtypes, codes)?;
+        plan = with_adapters::<B, _>(plan, &model, lora, dtypes, holds_codes)?;
     }
     Ok((plan, trained))
 }
 
-/// Plan for adapters on a frozen model. `codes` elements of the model are FP8 only.
+/// Plan for adapters on a frozen model, whose linears may be FP8-only.
 fn with_adapters<B: Backend, M: CausalLm<B>>(
     plan: ShardPlan,
     model: &M,
     section: &LoraSection,
     dtypes: PlanDtypes,
-    codes: Option<u64>,
+    holds_codes: bool,
 ) -> Result<ShardPlan> {
     let config = section.to_config();
     let (mut adapters, mut largest, mut too_large) = (0, 0, None);
@@ -144,12 +135,10 @@ fn with_adapters<B: Backend, M: CausalLm<B>>(
     }
     // One orientation of codes replaces the values. The other is made for a GEMM, one weight at a
     // time.
-    let (frozen, copies) = match codes {
-        Some(codes) => {
-            let values = dtypes.matrices.size() as u64 * codes;
-            (plan.parameters - values.min(plan.parameters) + plan.copies.div_ceil(2), plan.largest[1])
-        }
-        None => (plan.parameters, plan.copies),
+    let [values, codes] = plan.fp8_weights;
+    let (frozen, copies) = match holds_codes {
+        true => (plan.parameters - values + codes, plan.largest[1]),
+        false => (plan.parameters, plan.copies),
     };
     Ok(ShardPlan {
         parameters: frozen + 4 * adapters,

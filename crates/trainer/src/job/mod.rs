@@ -157,7 +157,7 @@ impl<A: TrainableModel> Job<A> {
     ) -> Result<MemoryEstimate> {
         let config = &self.config;
         config.validate()?;
-        config.check_ranks(ranks)?;
+        config.parallelism.mesh(ranks)?;
         check_storage::<B, _>(config, selected, device)?;
         let dims = dimensions(config, Some(config.training.seq_len), &[])?;
         memory::estimate::<B, A::Trained<B>>(config, &dims, ranks, selected, device)

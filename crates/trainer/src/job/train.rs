@@ -64,7 +64,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let out = &mut Log::new(out, &progress);
     comm.agree("the program", &program(&comm))?;
     comm.agree("configuration", &config.to_toml()?)?;
-    config.check_ranks(ranks)?;
+    config.parallelism.mesh(ranks)?;
     // The order matters. Errors of files and settings come before the device is used, and the
     // memory is announced before anything is allocated. Nothing is written before these checks.
     config.fp8_report.iter().flatten().try_for_each(|path| check_report_path(path))?;
@@ -173,7 +173,8 @@ impl<S: ModelSection, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Rea
         log_header::trainable(config, &model, run.out)?;
         let (mut model, ranks) = shard::<B, _, _>(config, model, &plan, comm, run.out)?;
         if let Some(weights) = weights {
-            let loaded = weights.load_shards::<B, _>(model, stored::<B, _>(config, run.device), &run.progress, run.out);
+            let (matrices, codes) = (stored::<B, _>(config, run.device), config.holds_codes());
+            let loaded = weights.load_shards::<B, _>(model, matrices, codes, &run.progress, run.out);
             model = all_or_none(comm, "the model", loaded)?;
         }
         let mut steps = Steps::new(config.steps(), model, self.batches, ranks)?;

@@ -7,9 +7,11 @@ use anyhow::{Result, bail};
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::FloatTensor;
-use burn::tensor::{DType, Shape, TensorData, TensorMetadata};
+use burn::tensor::{DType, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive};
+use burn_float8::backend::Cast;
+use burn_float8::config::LinearInfo;
 use burn_float8::report::LayerState;
-use burn_float8::shard_hooks::{Change, NamedParam, map_params};
+use burn_float8::shard_hooks::{Change, NamedParam, configured, map_params, weight_of_codes};
 use burn_float8::{Float8Config, Float8Stack, Float8State};
 use float8_shard::{Place, Sharded};
 
@@ -17,7 +19,7 @@ use super::config::RunConfig;
 use crate::checkpoint::{ASSETS, SavedRun, SavedTensors};
 use crate::config::TrainingSection;
 use crate::freeze::freeze;
-use crate::hf::{Checkpoint, base};
+use crate::hf::{Checkpoint, base, names, quantize};
 use crate::lora_model::{is_adapter, name_in_base};
 use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection, initial_values};
 use crate::{Progress, ProgressLine};
@@ -181,7 +183,8 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     }
 
     /// Loads this rank's rows into `model`, an [outline](Self::outline) that is sharded. Besides the
-    /// rows, one parameter at a time is in memory. Adapters stay.
+    /// rows, one parameter at a time is in memory. Adapters stay. If `holds_codes`, linears that run in
+    /// FP8 become FP8-only.
     ///
     /// # Errors
     /// The errors of [`load`](Self::load).
@@ -189,6 +192,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         self,
         model: M,
         matrices: DType,
+        holds_codes: bool,
         progress: &ProgressLine,
         out: &mut dyn Write,
     ) -> Result<M> {
@@ -213,12 +217,13 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
                     Some(trained) if B::float_is_require_grad(&old) => trained,
                     _ => &mut source,
                 };
-                match source.read::<B>(&place, param) {
+                let layer = B::layer(&old).filter(|_| holds_codes);
+                let cast = layer.and_then(|layer| configured(&layer).weight_cast());
+                match source.load::<B>(&place, param, matrices, cast) {
                     Ok(value) => {
                         done.bytes += 4 * place.shape.iter().product::<usize>() as u64;
                         progress(done);
-                        let needs_cast = place.shape.len() >= 2 && value.dtype() != matrices;
-                        Change::Loaded(if needs_cast { B::float_cast(value, matrices.into()) } else { value })
+                        Change::Loaded(value)
                     }
                     Err(error) => {
                         failure = Err(error);
@@ -245,6 +250,35 @@ enum Values<'a, C> {
 }
 
 impl<C: ModelConfig> Values<'_, C> {
+    /// A parameter, or the whole FP8-only weight of a linear with this cast. Matrices, and decoded codes,
+    /// have the dtype `matrices`.
+    fn load<B: Float8Stack>(
+        &mut self,
+        place: &Place,
+        param: &NamedParam<'_, B>,
+        matrices: DType,
+        cast: Option<Cast>,
+    ) -> Result<FloatTensor<B>> {
+        let linear = match place.shape[..] {
+            [k, n] => cast.zip(names::linear(&place.name).map(|name| LinearInfo { name: name.into(), k, n })),
+            _ => None,
+        };
+        let codes = match (&linear, &self) {
+            (Some((cast, linear)), Self::HuggingFace(checkpoint)) => checkpoint.linear_codes(linear, *cast)?,
+            _ => {
+                let value = self.read::<B>(place, param)?;
+                let needs_cast = place.shape.len() >= 2 && value.dtype() != matrices;
+                let value = if needs_cast { B::float_cast(value, matrices.into()) } else { value };
+                let Some((cast, LinearInfo { k, n, .. })) = linear else { return Ok(value) };
+                let values = Tensor::<B, 2>::from_primitive(TensorPrimitive::Float(value)).transpose();
+                let values: Vec<f32> = values.into_data().iter().collect();
+                quantize(&place.name, &values, [n, k], cast, None)?
+            }
+        };
+        let (_, linear) = linear.expect("the codes are a linear's");
+        Ok(weight_of_codes::<B>(&linear, codes, matrices, &param.device)?)
+    }
+
     /// A whole parameter, or this rank's rows of a saved one, in f32.
     fn read<B: Backend>(&mut self, place: &Place, param: &NamedParam<'_, B>) -> Result<FloatTensor<B>> {
         let (name, shape) = (&place.name, Shape::from(place.shape.clone()));

@@ -1,4 +1,5 @@
 //! Cases by name, with their numbers of ranks.
+mod adapters;
 mod codes;
 mod compare;
 mod experts;
@@ -56,6 +57,8 @@ pub const ALL: &[Case] = &[
     well("gradients_of_a_mesh", &[4], mesh::has_the_gradients_of_one_rank),
     well("a_mesh_of_another_size_is_refused", &[4], mesh::of_another_size_is_refused),
     well("codes_of_parallel_linears", &[2, 4], parallel::codes_are_those_of_a_cast_of_the_whole),
+    well("codes_of_fp8_only_parts", &[2, 4], adapters::codes_of_fp8_only_parts),
+    well("adapters_of_parts", &[2, 4], adapters::adapters_of_parts_are_those_of_the_whole),
     well("bytes_of_parallel_linears", &[2, 4], parallel::bytes_of_tokens),
     well("parallel_plans_that_are_refused", &[2], parallel::plans_that_are_refused),
     well("a_parallel_block", &[2, 4], parallel::a_block_has_the_gradients_of_one_rank),

@@ -40,7 +40,7 @@ impl Divided {
 /// A linear with a name.
 #[derive(Module, Debug)]
 pub(super) struct One<B: Backend> {
-    linear: Linear<B>,
+    pub(super) linear: Linear<B>,
 }
 
 /// A linear with this weight, in high precision.

@@ -9,4 +9,5 @@ mod weight;
 pub(super) use plan::{Float8Plan, Planned};
 pub(super) use quantization::Quantization;
 pub(crate) use scheme::Scheme;
-pub(super) use weight::{StoredWeight, check_finite, quantize};
+pub(crate) use weight::quantize;
+pub(super) use weight::{StoredWeight, check_finite};
