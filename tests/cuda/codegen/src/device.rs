@@ -8,10 +8,11 @@ use cubecl_core::zspace::{Shape, Strides};
 use cubecl_cpp::cuda::mma::contiguous_elements_cuda;
 use cubecl_runtime::client::ComputeClient;
 
+pub use crate::compiler::CudaCompiler;
 use crate::server::GenerateServer;
 use crate::state::MAX_GRID;
 pub use crate::state::{
-    CudaCompiler, Execution, Generated, Idle, OfflineDevice, Running, RunningShared, execute, execute_shared, idle,
+    Execution, Generated, Idle, OfflineDevice, Running, RunningShared, execute, execute_shared, idle,
     max_shared_memory, on_each, take, take_allocations, take_waits,
 };
 

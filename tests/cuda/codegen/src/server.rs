@@ -33,12 +33,13 @@ use cubecl_runtime::storage::ManagedResource;
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 use ptx_interpreter::{Accumulator, Kernel};
 
+use crate::compiler::CudaCompiler;
 use crate::fault::{self, Fault};
 use crate::launch::Request;
 use crate::memory::{ALIGNMENT, OfflineResource, OfflineStorage};
 use crate::state::{
-    ALLOCATIONS, BYTES, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UPLOADS, WAITS,
-    options, properties,
+    ALLOCATIONS, BYTES, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UPLOADS, WAITS, options,
+    properties, sleep_longer,
 };
 
 /// CubeCL numbers temporaries with a process-wide counter that each kernel resets, so parallel
@@ -170,6 +171,7 @@ fn rows(descriptor: &CopyDescriptor) -> [usize; 3] {
 
 impl DeviceService for GenerateServer {
     fn init(id: DeviceId) -> Self {
+        sleep_longer();
         let device = OfflineDevice::from_id(id);
         let sm = u32::from(device.sm);
         let logger = Arc::new(ServerLogger::default());

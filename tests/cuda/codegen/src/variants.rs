@@ -5,6 +5,7 @@ mod attention;
 mod fused;
 mod halves;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use cubecl_core::Runtime;
@@ -43,6 +44,16 @@ pub fn all_are_asked_for() -> bool {
         Ok("all") => true,
         Ok(other) => panic!("FLOAT8_VARIANTS is {other:?}: expected all, or nothing"),
         Err(_) => false,
+    }
+}
+
+/// Selects calls: `all` of them, or half. Of nested loops over two cases each, half has every pair of
+/// cases (the Thue-Morse sequence).
+pub fn sample(all: bool) -> impl Fn() -> bool {
+    let (all, calls) = (all || all_are_asked_for(), Cell::new(0_u32));
+    move || {
+        let call = calls.replace(calls.get() + 1);
+        all || call.count_ones().is_multiple_of(2)
     }
 }
 
