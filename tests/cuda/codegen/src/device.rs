@@ -13,7 +13,7 @@ use crate::server::GenerateServer;
 use crate::state::MAX_GRID;
 pub use crate::state::{
     Execution, Generated, Idle, OfflineDevice, Running, RunningShared, execute, execute_shared, idle,
-    max_shared_memory, on_each, take, take_allocations, take_waits,
+    max_shared_memory, on_each, sleep_longer, take, take_allocations, take_waits,
 };
 
 /// CubeCL's CUDA runtime up to NVRTC. Launches are executed only on request ([`execute`]).
@@ -26,6 +26,7 @@ impl Runtime for GenerateCuda {
     type Device = OfflineDevice;
 
     fn client(device: &OfflineDevice) -> ComputeClient<Self> {
+        sleep_longer();
         ComputeClient::load(device)
     }
 

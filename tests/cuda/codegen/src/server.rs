@@ -39,7 +39,7 @@ use crate::launch::Request;
 use crate::memory::{ALIGNMENT, OfflineResource, OfflineStorage};
 use crate::state::{
     ALLOCATIONS, BYTES, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UPLOADS, WAITS, options,
-    properties, sleep_longer,
+    properties,
 };
 
 /// CubeCL numbers temporaries with a process-wide counter that each kernel resets, so parallel
@@ -171,7 +171,6 @@ fn rows(descriptor: &CopyDescriptor) -> [usize; 3] {
 
 impl DeviceService for GenerateServer {
     fn init(id: DeviceId) -> Self {
-        sleep_longer();
         let device = OfflineDevice::from_id(id);
         let sm = u32::from(device.sm);
         let logger = Arc::new(ServerLogger::default());

@@ -242,7 +242,6 @@ impl Drop for RunningShared {
 /// # Panics
 /// If the variable's folder is not a toolkit, or it is not set in CI.
 pub fn execute(execution: Execution) -> Option<Running> {
-    sleep_longer();
     let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
     begin(execution)?;
     Some(Running { _turn: turn })
@@ -253,7 +252,6 @@ pub fn execute(execution: Execution) -> Option<Running> {
 /// # Panics
 /// As [`execute`].
 pub fn execute_shared() -> Option<RunningShared> {
-    sleep_longer();
     let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if *shared == 0 {
@@ -263,9 +261,9 @@ pub fn execute_shared() -> Option<RunningShared> {
     Some(RunningShared { _turn: turn })
 }
 
-/// Lets sleeps of this thread, and of those that it starts, be up to two milliseconds longer. CubeCL's
-/// threads of a device poll every 150 µs while they have nothing to do: half a core for twenty devices.
-pub(crate) fn sleep_longer() {
+/// Allows this thread, and threads that it starts, to sleep two milliseconds longer than asked. An idle
+/// device thread of CubeCL polls every 150 µs, which for twenty devices takes half a core.
+pub fn sleep_longer() {
     #[cfg(target_os = "linux")]
     // SAFETY: changes nothing but the slack of the thread's timers.
     unsafe {

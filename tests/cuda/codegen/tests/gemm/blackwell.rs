@@ -44,7 +44,7 @@ fn plans() {
                     let path = gemm_path(client, granularities, PRECISE);
                     assert_eq!(path, GemmPath::Tcgen05, "{granularities:?}");
                     let formats = [Format::ALL[i % 2], Format::ALL[shape[0] % 2]];
-                    let sampled = |j: usize| (number + i + j) % 3 == 0 || all_are_asked_for();
+                    let sampled = |j: usize| (number + i + j).is_multiple_of(3) || all_are_asked_for();
                     for (j, out) in DTYPES.into_iter().enumerate().filter(|(j, _)| sampled(*j)) {
                         let bias = (j != i % 3).then_some((DTYPES[i % 3], 1 + i % 2));
                         let memory = Memory::Given;
