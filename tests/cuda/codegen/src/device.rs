@@ -8,11 +8,12 @@ use cubecl_core::zspace::{Shape, Strides};
 use cubecl_cpp::cuda::mma::contiguous_elements_cuda;
 use cubecl_runtime::client::ComputeClient;
 
+pub use crate::compiler::CudaCompiler;
 use crate::server::GenerateServer;
 use crate::state::MAX_GRID;
 pub use crate::state::{
-    CudaCompiler, Execution, Generated, Idle, OfflineDevice, Running, RunningShared, execute, execute_shared, idle,
-    max_shared_memory, on_each, take, take_allocations, take_waits,
+    Execution, Generated, Idle, OfflineDevice, Running, RunningShared, execute, execute_shared, idle,
+    max_shared_memory, on_each, sleep_longer, take, take_allocations, take_waits,
 };
 
 /// CubeCL's CUDA runtime up to NVRTC. Launches are executed only on request ([`execute`]).
@@ -25,6 +26,7 @@ impl Runtime for GenerateCuda {
     type Device = OfflineDevice;
 
     fn client(device: &OfflineDevice) -> ComputeClient<Self> {
+        sleep_longer();
         ComputeClient::load(device)
     }
 

@@ -15,6 +15,7 @@
 //! }
 //! ```
 
+mod compiler;
 pub mod device;
 pub mod expected;
 pub mod fault;

@@ -33,12 +33,13 @@ use cubecl_runtime::storage::ManagedResource;
 use cubecl_runtime::timestamp_profiler::TimestampProfiler;
 use ptx_interpreter::{Accumulator, Kernel};
 
+use crate::compiler::CudaCompiler;
 use crate::fault::{self, Fault};
 use crate::launch::Request;
 use crate::memory::{ALIGNMENT, OfflineResource, OfflineStorage};
 use crate::state::{
-    ALLOCATIONS, BYTES, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UPLOADS, WAITS,
-    options, properties,
+    ALLOCATIONS, BYTES, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UPLOADS, WAITS, options,
+    properties,
 };
 
 /// CubeCL numbers temporaries with a process-wide counter that each kernel resets, so parallel

@@ -5,6 +5,7 @@ mod attention;
 mod fused;
 mod halves;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use cubecl_core::Runtime;
@@ -43,6 +44,16 @@ pub fn all_are_asked_for() -> bool {
         Ok("all") => true,
         Ok(other) => panic!("FLOAT8_VARIANTS is {other:?}: expected all, or nothing"),
         Err(_) => false,
+    }
+}
+
+/// Selects half of the calls: half 0, or half 1 with the others. Of nested loops over two cases each,
+/// every half has every pair of cases (the Thue-Morse sequence). `FLOAT8_VARIANTS=all` selects all.
+pub fn sample(half: u32) -> impl Fn() -> bool {
+    let (all, calls) = (all_are_asked_for(), Cell::new(0_u32));
+    move || {
+        let call = calls.replace(calls.get() + 1);
+        all || call.count_ones() % 2 == half
     }
 }
 

@@ -42,6 +42,9 @@ const FIRSTS: [(&str, &str); 5] = [
     ("gemm_hopper", "add, 1, 1, 1, 1;"),
 ];
 
+/// Number of kernels that are disassembled together.
+const BATCH: usize = 5;
+
 /// First CUDA version that supports an architecture.
 const fn since(sm: u32) -> Version {
     if sm < 100 { (12, 0) } else { (12, 8) }
@@ -109,26 +112,43 @@ fn the_rules_hold_for_every_assembler() {
         }
     }
     let errors = Mutex::new(vec![]);
-    on_all_cores(&work, |(kernel, arch, compiler)| {
+    let batches: Vec<_> = work.chunk_by(|a, b| a.1 == b.1).flat_map(|of_arch| of_arch.chunks(BATCH)).collect();
+    on_all_cores(&batches, |batch| {
         let folder = tempfile::tempdir().expect("a folder for temporary files");
-        let fail = |who: &str, error: String| {
-            errors.lock().unwrap().push(format!("{} for {arch} by {compiler}{who}: {error}", kernel.name));
-        };
-        let ptx = match compiler.nvrtc.ptx(&kernel.source, kernel.sm) {
-            Ok(ptx) => ptx,
-            Err(error) => return fail("", error),
-        };
-        for assembler in assemblers.iter().filter(|assembler| since(kernel.sm) <= assembler.release) {
-            let code = assembler.assemble(&ptx, arch, folder.path()).and_then(|made| {
-                if !made.lost.is_empty() {
-                    return Err(made.lost.join("\n"));
+        let arch = batch[0].1;
+        let fail = |who: &str, error| errors.lock().unwrap().push(format!("{who} for {arch}: {error}"));
+        let (mut made_by, mut cubins) = (vec![], vec![]);
+        for (kernel, _, compiler) in *batch {
+            let who = format!("{} by {compiler}", kernel.name);
+            let ptx = match compiler.nvrtc.ptx(&kernel.source, kernel.sm) {
+                Ok(ptx) => ptx,
+                Err(error) => {
+                    fail(&who, error);
+                    continue;
                 }
-                let code = Sass::of(&root, arch, &[made.code], &folder.path().join("code"))?;
-                code.iter().try_for_each(|sass| check(kernel, sass))
-            });
-            if let Err(error) = code {
-                fail(&format!(", {assembler}"), error);
+            };
+            // The compiler's own assembler is what `codegen.rs` checks.
+            let is_other = |assembler: &&Ptxas| every || assembler.release != compiler.release;
+            let others = assemblers.iter().filter(is_other);
+            for assembler in others.filter(|assembler| since(kernel.sm) <= assembler.release) {
+                let who = format!("{who}, {assembler}");
+                match assembler.assemble(&ptx, arch, folder.path()) {
+                    Ok(made) if made.lost.is_empty() => {
+                        made_by.push((kernel, who));
+                        cubins.push(made.code);
+                    }
+                    Ok(made) => fail(&who, made.lost.join("\n")),
+                    Err(error) => fail(&who, error),
+                }
             }
+        }
+        match Sass::of(&root, arch, &cubins, &folder.path().join("code")) {
+            Ok(all) => {
+                for ((kernel, who), sass) in made_by.into_iter().zip(all) {
+                    check(kernel, &sass).unwrap_or_else(|error| fail(&who, error));
+                }
+            }
+            Err(error) => fail("disassembly", error),
         }
     });
     let names: Vec<_> =

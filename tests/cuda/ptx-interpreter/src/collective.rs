@@ -1,10 +1,13 @@
 //! Warp-wide instructions: shuffles, votes, matrix loads and products, with the fragment layouts of
 //! the PTX ISA.
 
-use super::accumulator::{Accumulator, Factor};
+use half::f16;
+
+use super::accumulator::{Accumulator, Factor, Right};
 use super::convert::ue8m0;
 use super::exec::{meet, set_predicate};
 use super::execute::atomic;
+use super::float::f32_bits;
 use super::flow::{Flow, lanes};
 use super::instr::{Mma, Shuffle, Vote, Wmma};
 use super::operand::{Addr, ElementType};
@@ -195,12 +198,16 @@ impl Machine<'_> {
                 };
                 let (a, b) = (fragment(warp, a, *ty, m * k), fragment(warp, b, *ty, k * n));
                 let c = fragment(warp, c, ElementType::F32, m * n);
+                let mut sums = vec![0.0; m * n];
+                for (sums, a) in sums.chunks_mut(*n).zip(a.chunks(*k)) {
+                    for (a, b) in a.iter().zip(b.chunks(*n)) {
+                        sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
+                    }
+                }
                 for lane in 0..32 {
                     for (e, d) in d.iter().enumerate() {
                         let index = lane * (m * n / 32) + e;
-                        let (i, j) = (index / n, index % n);
-                        let sum: f64 = (0..*k).map(|k_| a[i * k + k_] * b[k_ * n + j]).sum();
-                        warp.registers[*d as usize][lane] = super::float::f32_bits((c[index] + sum) as f32);
+                        warp.registers[*d as usize][lane] = f32_bits((c[index] + sums[index]) as f32);
                     }
                 }
             }
@@ -282,27 +289,28 @@ fn multiply(warp: &mut Warp, mma: &Mma, accumulator: Accumulator) {
             b.iter_mut().for_each(|b| *b = b.scaled(scale));
         }
     }
-    for lane in 0..32 {
-        let add = |h: usize, i: usize, old: f64| {
-            let (row, column) = (lane / 4 + 8 * h, lane % 4 * 2 + i);
-            let products = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
-            accumulator.add(old, products.map(|(a, b)| [*a, *b]))
-        };
-        if mma.half {
-            for h in 0..2 {
-                let old = warp.registers[mma.c[h] as usize][lane];
-                let halves = [0, 1].map(|i| {
-                    let old = half::f16::from_bits((old >> (16 * i)) as u16).to_f64();
-                    u64::from(half::f16::from_f64(add(h, i, old)).to_bits())
-                });
-                warp.registers[mma.d[h] as usize][lane] = halves[0] | halves[1] << 16;
-            }
-        } else {
-            let old = [0, 1, 2, 3].map(|i| f64::from(f32::from_bits(warp.registers[mma.c[i] as usize][lane] as u32)));
-            for (i, old) in old.into_iter().enumerate() {
-                let new = add(i / 2, i % 2, old);
-                warp.registers[mma.d[i] as usize][lane] = super::float::f32_bits(new as f32);
-            }
+    let b = Right::new(b, k);
+    // Register of C or D, lane, and bit of an element: f16 sums share a register.
+    let place = |row: usize, column: usize| {
+        let (h, i) = (row / 8, column % 2);
+        let (register, shift) = if mma.half { (h, 16 * i) } else { (2 * h + i, 0) };
+        (register, row % 8 * 4 + column / 2, shift)
+    };
+    let mut sums = [[0.0; 8]; 16];
+    for (row, sums) in sums.iter_mut().enumerate() {
+        for (column, sum) in sums.iter_mut().enumerate() {
+            let (register, lane, shift) = place(row, column);
+            let bits = warp.registers[mma.c[register] as usize][lane] >> shift;
+            *sum = if mma.half { f16::from_bits(bits as u16).to_f64() } else { f64::from(f32::from_bits(bits as u32)) };
+        }
+        accumulator.add_row(sums, &a[row * k..][..k], &b);
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        for (column, sum) in sums.iter().enumerate() {
+            let (register, lane, shift) = place(row, column);
+            let word = &mut warp.registers[mma.d[register] as usize][lane];
+            let bits = if mma.half { u64::from(f16::from_f64(*sum).to_bits()) } else { f32_bits(*sum as f32) };
+            *word = if shift == 0 { bits } else { *word | bits << shift };
         }
     }
 }

@@ -328,11 +328,11 @@ fn to_fp8(value: f64, mantissa: i32, bias: i32, max: f64) -> u8 {
 
 /// Value of an E4M3 code (OFP8: no infinities, NaN is S.1111.111).
 pub(crate) fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let magnitude = match exponent {
-        15 if code & 7 == 7 => f32::NAN,
-        0 => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    let magnitude = match code & 0x7f {
+        0x7f => f32::NAN,
+        mantissa @ 0..8 => f32::from(mantissa) / 512.0,
+        // The same fields in an f32, whose bias is 120 more.
+        normal => f32::from_bits((u32::from(normal) << 20) + (120 << 23)),
     };
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
