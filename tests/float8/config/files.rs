@@ -200,6 +200,12 @@ fn patterns_are_exact_names_globs_or_substrings() {
     assert_eq!(filter("blocks.1").len(), 14);
     assert_eq!(filter("head"), ["head"]);
     assert_eq!(filter("*.[qkv]").len(), 33);
+    // A name is no part of other names.
+    let linears: Vec<_> = (0..11).map(|_| LinearConfig::new(4, 4).init::<B>(&Default::default())).collect();
+    let named =
+        |name: &str| Float8Config::tensorwise().with_filter_fqns([name]).apply(linears.clone()).unwrap().1.skipped;
+    assert_eq!(["1", "10"].map(|name| named(name)[0].0.clone()), ["1", "10"]);
+    assert_eq!(["1", "10"].map(|name| named(name).len()), [1; 2]);
 }
 
 #[test]

@@ -10,10 +10,10 @@ use burn_float8::{
     report::{Gemm, LayerState},
 };
 
-use crate::support::model::{D, Model};
-use crate::support::normal;
+use crate::support::model::{Model, input};
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
+use crate::support::{mean_square, normal};
 
 type A = Float8<Autodiff<Flex>>;
 
@@ -123,8 +123,8 @@ fn first_steps_of_zeros_resume_with_a_scale_of_one() {
 #[test]
 fn casts_without_a_history_resume_beside_others() {
     let new = || Float8Config::new(Recipe::Delayed).apply(Model::<A>::new(1)).unwrap().0;
-    let x = |step: u64| tensor::<A, 3>(normal(2 * 4 * D, step), [2, 4, D]) * (1.0 + step as f32);
-    let backward = |y: Tensor<A, 3>| drop(y.powf_scalar(2.0).mean().backward());
+    let x = |step: u64| input::<A>(step) * (1.0 + step as f32);
+    let backward = |y: Tensor<A, 3>| drop(mean_square(y).backward());
     let model = new();
     // The first step skips everything except the head.
     backward(model.head.forward(x(0)));
@@ -142,7 +142,7 @@ fn casts_without_a_history_resume_beside_others() {
         let bits: Vec<_> = values(y.clone()).into_iter().map(f32::to_bits).collect();
         backward(y);
         let model = updated(model);
-        model.valid().forward(tensor(normal(2 * 4 * D, 3), [2, 4, D]));
+        model.valid().forward(input(3));
         (bits, Float8State::export(&model))
     };
     assert!(go_on(resumed) == go_on(model));
@@ -152,11 +152,11 @@ fn casts_without_a_history_resume_beside_others() {
 #[test]
 fn a_layer_that_returns_is_scaled_by_its_own_amax() {
     let mut model = Float8Config::new(Recipe::Delayed).apply(Model::<A>::new(1)).unwrap().0;
-    let x = |step: u64| tensor::<A, 3>(normal(2 * 4 * D, step), [2, 4, D]) * (1.0 + step as f32);
+    let x = |step: u64| input::<A>(step) * (1.0 + step as f32);
     let scale_of = |step| Some(448.0 / x(step).abs().max().into_scalar());
     for (step, expected) in [(0, Some(0)), (1, Some(0)), (2, None), (3, Some(3))] {
         let y = if expected.is_some() { model.forward(x(step)) } else { model.head.forward(x(step)) };
-        y.powf_scalar(2.0).mean().backward();
+        mean_square(y).backward();
         let layers = report(&model).layers;
         let q = layers.iter().find(|layer| layer.name == "blocks.0.q").unwrap();
         if let Some(expected) = expected {

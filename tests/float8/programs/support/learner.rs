@@ -98,24 +98,12 @@ pub struct StateLast<B: Backend> {
     pub float8: Float8StateModule<B>,
 }
 
-/// Model without its state.
-#[derive(Module, Debug)]
-pub struct Stateless<B: Backend> {
-    pub net: Mlp<B>,
-}
-
 learnable!(Trainable);
 learnable!(StateLast);
-learnable!(Stateless);
-
-/// Converted model.
-pub fn net(config: &Float8Config, seed: u64) -> Mlp<B> {
-    config.apply(with_parameters(Mlp::new(), seed)).unwrap().0
-}
 
 /// Converted model with its state.
 pub fn trainable(config: &Float8Config, seed: u64) -> Trainable<B> {
-    let net = net(config, seed);
+    let net = config.apply(with_parameters(Mlp::new(), seed)).unwrap().0;
     Trainable { float8: Float8StateModule::new(&net).unwrap(), net }
 }
 
