@@ -6,7 +6,7 @@ pub mod oracle;
 pub mod process;
 pub mod runtime;
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -54,6 +54,17 @@ pub fn train<B: AutodiffBackend, M: AutodiffModule<B>>(
         model = optimizer.step(1e-2, model, grads);
     }
     (model, losses)
+}
+
+/// Replaces each weight with a new tensor, as an optimizer does.
+pub fn updated<B: AutodiffBackend, M: Module<B>>(model: M) -> M {
+    struct Update;
+    impl<B: Backend> ModuleMapper<B> for Update {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            param.map(|w| (w.clone() - w * 0.1).detach().require_grad())
+        }
+    }
+    model.map(&mut Update)
 }
 
 /// Values over many binades, by row and by column, so that scales differ in every granularity.

@@ -9,9 +9,8 @@ use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Float8State, Recipe,
     backend::Float8Backend,
     begin_float8_step,
-    config::{AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, Format, Granularity, Operand},
+    config::{AmaxComputeAlgo, DelayedScaling},
     report,
-    report::Gemm,
 };
 
 use crate::on_cpu_and_wgpu;
@@ -19,7 +18,7 @@ use crate::support::model::{D, Model, input};
 use crate::support::operand::{tensor, values};
 use crate::support::oracle::{self, assert_within};
 use crate::support::runtime::Flex;
-use crate::support::{mean_square, normal, train};
+use crate::support::{mean_square, normal, train, updated};
 
 type A<B> = Float8<Autodiff<B>>;
 
@@ -66,12 +65,6 @@ impl History {
 
 fn amax(values: &[f32]) -> f32 {
     values.iter().fold(0f32, |m, v| if v.is_nan() || m.is_nan() { f32::NAN } else { m.max(v.abs()) })
-}
-
-/// Replaces the weight with a new tensor, as an optimizer does.
-fn rebuild<B: Float8Backend>(linear: Linear<A<B>>, factor: f32) -> Linear<A<B>> {
-    let weight = linear.weight.map(|w| (w.clone() + w * (factor - 1.0)).detach().require_grad());
-    Linear { weight, ..linear }
 }
 
 fn follows_its_history<B: Float8Backend>(runtime: &str, config: Float8LinearConfig) {
@@ -125,7 +118,7 @@ fn follows_its_history<B: Float8Backend>(runtime: &str, config: Float8LinearConf
         for (history, observed) in histories.iter_mut().zip(&observed) {
             history.step(observed);
         }
-        linear = rebuild(linear, 1.25);
+        linear = updated(linear);
     }
     let ran = &report(&linear).layers[0];
     assert_eq!(ran.policy, "delayed");
@@ -260,8 +253,7 @@ fn weights_may_be_computed_in_forward() {
                 let x = tensor::<A<Flex>, 2>(normal(M * K, 10 * step + micro_batch), [M, K]);
                 burn::tensor::module::linear(x, weight(linear.weight.val()), None).sum().backward();
             }
-            // An update like an optimizer's.
-            linear.weight = linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad());
+            linear = updated(linear);
         }
         Float8State::export(&linear).step
     };
@@ -271,27 +263,6 @@ fn weights_may_be_computed_in_forward() {
     let merged = |w: Tensor<A<Flex>, 2>| w.clone() + Tensor::zeros_like(&w);
     assert_eq!(steps(&merged, false), 12, "each pass builds a weight");
     assert_eq!(steps(&merged, true), 3);
-}
-
-/// Casts that only fprop or only wgrad delays have histories too.
-#[test]
-fn every_delayed_cast_has_a_history() {
-    let of = |casts: Casts| {
-        let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
-        let config = Float8LinearConfig::new(Recipe::Delayed).with_casts(casts);
-        let linear: Linear<A<Flex>> = Float8Config::from(config).apply(linear).unwrap().0;
-        let x = tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad();
-        linear.forward(x).sum().backward();
-        let state = Float8State::export(&linear).layers.remove("linear").unwrap();
-        [state.input, state.weight, state.grad_output].map(|amax| amax.is_some())
-    };
-    let delayed = Recipe::Delayed.casts();
-    let dynamic = CastConfig::dynamic(Granularity::Tensor, Format::E4m3);
-    assert_eq!(of(delayed), [true; 3]);
-    assert_eq!(of(delayed.with(Operand::INPUT_T, dynamic)), [true; 3]);
-    assert_eq!(of(delayed.with(Operand::INPUT, dynamic)), [true; 3]);
-    let no_wgrad = delayed.without(Gemm::Wgrad);
-    assert_eq!(of(no_wgrad), [true; 3]);
 }
 
 #[test]

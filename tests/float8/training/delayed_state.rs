@@ -1,11 +1,11 @@
 //! Contents of a saved state of delayed scaling, and their effect when restored.
 use burn::backend::Autodiff;
-use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{
     Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, Recipe,
-    config::Casts,
+    config::{CastConfig, Casts, Format, Granularity, Operand},
     report,
     report::{Gemm, LayerState},
 };
@@ -13,7 +13,7 @@ use burn_float8::{
 use crate::support::model::{Model, input};
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
-use crate::support::{mean_square, normal};
+use crate::support::{mean_square, normal, updated};
 
 type A = Float8<Autodiff<Flex>>;
 
@@ -35,17 +35,6 @@ fn run(linear: &Linear<A>, [fx, fdy]: [f32; 2]) {
     (linear.forward(x.require_grad()) * dy).sum().backward();
 }
 
-/// Replaces each weight with a new tensor, as an optimizer does.
-fn updated<T: Module<A>>(model: T) -> T {
-    struct Update;
-    impl ModuleMapper<A> for Update {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<A, D>>) -> Param<Tensor<A, D>> {
-            param.map(|w| (w.clone() - w * 0.1).detach().require_grad())
-        }
-    }
-    model.map(&mut Update)
-}
-
 /// The model after an update, and the state after the step has ended.
 fn ended(linear: Linear<A>) -> (Linear<A>, LayerState) {
     let linear = updated(linear);
@@ -57,6 +46,20 @@ fn ended(linear: Linear<A>) -> (Linear<A>, LayerState) {
 fn state(linear: &Linear<A>) -> LayerState {
     linear.valid().forward(tensor(normal(M * K, 1), [M, K]));
     Float8State::export(linear).layers.remove("linear").unwrap()
+}
+
+/// Casts that only fprop or only wgrad delays have histories too.
+#[test]
+fn every_delayed_cast_has_a_history() {
+    let delayed = Recipe::Delayed.casts();
+    let dynamic = CastConfig::dynamic(Granularity::Tensor, Format::E4m3);
+    let mixed = [Operand::INPUT_T, Operand::INPUT].map(|operand| delayed.with(operand, dynamic));
+    for casts in mixed.into_iter().chain([delayed, delayed.without(Gemm::Wgrad)]) {
+        let linear = linear(casts);
+        run(&linear, [1.0, 1.0]);
+        let state = Float8State::export(&linear).layers.remove("linear").unwrap();
+        assert!(state.input.is_some() && state.weight.is_some() && state.grad_output.is_some(), "{casts:?}");
+    }
 }
 
 #[test]
