@@ -98,7 +98,7 @@ fn lbfgs() {
 }
 
 /// Muon multiplies gradients by each other. These are neither weights nor linears, so it never uses
-/// FP8, also if a gradient is computed element-wise from the weight: its steps are those without FP8.
+/// FP8, also if a gradient is computed element-wise from the weight: it steps as without FP8.
 #[test]
 fn muon() {
     let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);

@@ -56,7 +56,7 @@ fn a_submodule_is_switched_off() {
     assert_eq!(["q", "k", "v", "o"].map(|name| float8_calls(&layer_of(&model, name))[0]), [1, 4, 4, 4]);
 }
 
-/// A copy in high precision, for evaluations or as a baseline, leaves the FP8 model as it is.
+/// A copy in high precision, for evaluations or as a baseline, leaves the FP8 model unchanged.
 #[test]
 fn a_copy_is_switched_off() {
     let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
