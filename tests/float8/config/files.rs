@@ -4,7 +4,7 @@ use burn_float8::{
     FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, StatisticsConfig,
     config::{
         AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackTo, Format, Granularity, Operand,
-        ScaleCalculationMode, ScaleMode, ScalingType, Untagged,
+        ScaleCalculationMode, ScaleMode, Untagged,
     },
     report::{Gemm, Summary},
 };
@@ -28,26 +28,23 @@ fn skipped(config: &Float8Config, blocks: usize) -> Vec<String> {
 
 #[test]
 fn recipes_are_torchaos() {
-    let cast = |g, f| CastConfig { scaling_type: ScalingType::Dynamic, scaling_granularity: g, target_dtype: f };
-    let tensorwise = Recipe::Tensorwise.casts();
-    assert_eq!(tensorwise[Operand::WEIGHT], cast(Granularity::Tensor, Format::E4m3));
-    assert_eq!(tensorwise[Operand::GRAD_OUTPUT_T], cast(Granularity::Tensor, Format::E5m2));
+    use Granularity::{Block1x32, Block1x128, Block128x128, Row, Tensor};
+    for (recipe, operand, granularity, format) in [
+        (Recipe::Tensorwise, Operand::WEIGHT, Tensor, Format::E4m3),
+        (Recipe::Tensorwise, Operand::GRAD_OUTPUT_T, Tensor, Format::E5m2),
+        (Recipe::RowwiseWithGwHp, Operand::WEIGHT_T, Row, Format::E4m3),
+        (Recipe::RowwiseWithGwHp, Operand::WEIGHT, Tensor, Format::E4m3),
+        (Recipe::RowwiseWithGwHp, Operand::GRAD_OUTPUT, Row, Format::E4m3),
+        (Recipe::Blockwise, Operand::INPUT_T, Block1x128, Format::E4m3),
+        (Recipe::Blockwise, Operand::WEIGHT_T, Block128x128, Format::E4m3),
+    ] {
+        assert_eq!(recipe.casts()[operand], CastConfig::dynamic(granularity, format), "{recipe} {operand:?}");
+    }
+    let mx = CastConfig::dynamic(Block1x32, Format::E4m3);
+    let mx = Casts::new(mx, mx, mx);
+    assert_eq!((Recipe::Mxfp8.casts(), Recipe::Mxfp8WgradWithHp.casts()), (mx, mx.without(Gemm::Wgrad)));
     let gw_hp = Recipe::RowwiseWithGwHp.casts();
-    assert_eq!(gw_hp[Operand::WEIGHT_T], cast(Granularity::Row, Format::E4m3));
-    assert_eq!(gw_hp[Operand::WEIGHT], cast(Granularity::Tensor, Format::E4m3));
-    assert_eq!(gw_hp[Operand::GRAD_OUTPUT], cast(Granularity::Row, Format::E4m3));
     assert!(gw_hp[Operand::INPUT_T].is_disabled() && gw_hp[Operand::GRAD_OUTPUT_T].is_disabled());
-    let blockwise = Recipe::Blockwise.casts();
-    assert_eq!(blockwise[Operand::INPUT_T], cast(Granularity::Block1x128, Format::E4m3));
-    assert_eq!(blockwise[Operand::WEIGHT_T], cast(Granularity::Block128x128, Format::E4m3));
-    let mx = cast(Granularity::Block1x32, Format::E4m3);
-    assert_eq!(Recipe::Mxfp8.casts(), Casts::new(mx, mx, mx));
-    let mx_hp = Recipe::Mxfp8WgradWithHp.casts();
-    assert_eq!(
-        [mx_hp[Operand::INPUT], mx_hp[Operand::WEIGHT_T], mx_hp[Operand::WEIGHT], mx_hp[Operand::GRAD_OUTPUT]],
-        [mx; 4]
-    );
-    assert!(mx_hp[Operand::INPUT_T].is_disabled() && mx_hp[Operand::GRAD_OUTPUT_T].is_disabled());
     let modes =
         Recipe::ALL.map(|r| Float8LinearConfig::new(r).scale_mode(r.casts()[Operand::INPUT].scaling_granularity));
     use ScaleMode::{F32, PowerOfTwo};
@@ -200,6 +197,12 @@ fn patterns_are_exact_names_globs_or_substrings() {
     assert_eq!(filter("blocks.1").len(), 14);
     assert_eq!(filter("head"), ["head"]);
     assert_eq!(filter("*.[qkv]").len(), 33);
+    // A name is no part of other names.
+    let linears: Vec<_> = (0..11).map(|_| LinearConfig::new(4, 4).init::<B>(&Default::default())).collect();
+    let named =
+        |name: &str| Float8Config::tensorwise().with_filter_fqns([name]).apply(linears.clone()).unwrap().1.skipped;
+    assert_eq!(["1", "10"].map(|name| named(name)[0].0.clone()), ["1", "10"]);
+    assert_eq!(["1", "10"].map(|name| named(name).len()), [1; 2]);
 }
 
 #[test]

@@ -7,28 +7,19 @@ use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
-use burn::tensor::Tensor;
 use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Float8Stack, Recipe, Report, StatisticsConfig, report,
     report::LayerReport,
 };
 
-use crate::support::model::{D, Model};
+use crate::support::model::{Model, input};
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
-use crate::support::{linear, normal};
+use crate::support::{linear, mean_square, normal};
 
 type B = Float8<Autodiff<Flex>>;
 
-fn input(seed: u64) -> Tensor<B, 3> {
-    tensor(normal(2 * 4 * D, seed), [2, 4, D])
-}
-
-fn applied(blocks: usize) -> Model<B> {
-    applied_by(Recipe::Tensorwise, blocks)
-}
-
-fn applied_by(recipe: Recipe, blocks: usize) -> Model<B> {
+fn applied(recipe: Recipe, blocks: usize) -> Model<B> {
     Float8Config::new(recipe).apply(Model::<B>::new(blocks)).unwrap().0
 }
 
@@ -52,7 +43,7 @@ fn operands_are_cast_once() {
 }
 
 fn cast_once(recipe: Recipe) {
-    let mut model = applied_by(recipe, 2);
+    let mut model = applied(recipe, 2);
     let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
     let mut seen = [0; 3];
     for _ in 0..2 {
@@ -61,12 +52,12 @@ fn cast_once(recipe: Recipe) {
             // Forward: each block reads four tensors (x for q, k, v; o's input; x for gate, up;
             // down's input), and the head reads one. Each of the 15 linears casts its weight once,
             // in the step's first micro-batch.
-            let y = model.forward(input(micro_batch).require_grad());
+            let y = model.forward(input::<B>(micro_batch).require_grad());
             let forward = casts(&report(&model));
             let weights = if micro_batch == 0 { 15 } else { 0 };
             assert_eq!([0, 1, 2].map(|i| forward[i] - seen[i]), [9, weights, 0], "{recipe}");
             // Backward: each of the 15 output gradients in one pass.
-            let grads = y.powf_scalar(2.0).mean().backward();
+            let grads = mean_square(y).backward();
             accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
             let backward = casts(&report(&model));
             assert_eq!([0, 1, 2].map(|i| backward[i] - forward[i]), [0, 0, 15], "{recipe}");
@@ -88,11 +79,11 @@ fn copies_live_no_longer_than_needed() {
     // linears that read it. The last two x also keep their other copy.
     let (weights, inputs) = (|blocks: u64| 7 * blocks + 1, |blocks: u64| 4 * blocks + 1);
     for blocks in [1, 4] {
-        let model = applied(blocks as usize);
-        let x = input(1).require_grad();
+        let model = applied(Recipe::Tensorwise, blocks as usize);
+        let x = input::<B>(1).require_grad();
         let y = model.forward(x.clone());
         assert_eq!(live(&report(&model)), 2 * weights(blocks) + inputs(blocks) + 2, "{blocks} blocks, after forward");
-        let grads = y.powf_scalar(2.0).mean().backward();
+        let grads = mean_square(y).backward();
         assert_eq!(live(&report(&model)), 2 * weights(blocks), "{blocks} blocks, after backward");
         let grads = GradientsParams::from_grads(grads, &model);
         let model = SgdConfig::new().init::<B, Model<B>>().step(0.1, model, grads);
@@ -119,24 +110,24 @@ fn layers_are_freed_with_their_model() {
     for recipe in Recipe::ALL {
         let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
         let model = config.apply(Model::<B>::new(1)).unwrap().0;
-        let grads = model.forward(input(1)).powf_scalar(2.0).mean().backward();
+        let grads = mean_square(model.forward(input(1))).backward();
         let grads = GradientsParams::from_grads(grads, &model);
         let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
         let model = optimizer.step(1e-3, model, grads);
         // Without autodiff, whose graph outlives its tensors.
-        model.valid().forward(input(2).inner());
+        model.valid().forward(input(2));
         let weight = model.blocks[0].q.weight.val().into_primitive().tensor();
         let layer = Arc::downgrade(&B::layer(&weight).expect("converted"));
         drop((model, optimizer, weight));
         // The thread keeps its last two activations until its next linears.
-        applied(1).valid().forward(input(3).inner());
+        applied(Recipe::Tensorwise, 1).valid().forward(input(3));
         assert!(layer.upgrade().is_none(), "{recipe}");
     }
 }
 
 #[test]
 fn tags_survive_module_operations() {
-    let model = applied(1);
+    let model = applied(Recipe::Tensorwise, 1);
     let tagged = |model: &Model<B>| {
         let layers = report(model).layers;
         layers.iter().filter(|l| l.name != burn_float8::report::UNTAGGED_NAME).count()

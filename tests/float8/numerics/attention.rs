@@ -18,13 +18,12 @@ type A<B> = Float8<Autodiff<B>>;
 #[derive(Clone, Default)]
 struct Case {
     name: &'static str,
-    batch: usize,
-    heads: usize,
-    kv_heads: usize,
-    queries: usize,
-    keys: usize,
-    dim: usize,
-    width: usize,
+    /// Batch size, heads and key heads.
+    heads: [usize; 3],
+    /// Queries and keys.
+    positions: [usize; 2],
+    /// Widths of keys and values.
+    widths: [usize; 2],
     options: AttentionModuleOptions,
     /// Shape of the mask, which hides keys by `hides`.
     mask: Option<[usize; 4]>,
@@ -54,7 +53,7 @@ type Results = [Vec<f32>; 4];
 
 impl Case {
     fn shapes(&self) -> [[usize; 4]; 4] {
-        let Self { batch, heads, kv_heads, queries, keys, dim, width, .. } = *self;
+        let Self { heads: [batch, heads, kv_heads], positions: [queries, keys], widths: [dim, width], .. } = *self;
         [
             [batch, heads, queries, dim],
             [batch, kv_heads, keys, dim],
@@ -78,7 +77,7 @@ impl Case {
 
     /// Results by the reference.
     fn expected(&self, [query, key, value, dy]: &[Vec<f32>; 4], rounding: f64) -> [Bounded; 4] {
-        let Self { batch, heads, kv_heads, queries, keys, dim, width, options, .. } = *self;
+        let Self { heads: [batch, heads, _], positions: [queries, keys], options, .. } = *self;
         let scores = (0..batch * heads * queries * keys).map(|i| {
             let at = i / keys;
             [at / queries / heads, at / queries % heads, at % queries, i % keys]
@@ -98,12 +97,12 @@ impl Case {
             key,
             value,
             dy,
-            heads: [batch, heads, kv_heads],
-            positions: [queries, keys],
-            widths: [dim, width],
+            heads: self.heads,
+            positions: self.positions,
+            widths: self.widths,
             hidden: &hidden,
             bias: &bias,
-            scale: options.scale.unwrap_or((dim as f64).sqrt().recip()),
+            scale: options.scale.unwrap_or((self.widths[0] as f64).sqrt().recip()),
             softcap: options.softcap,
             rounding,
         });
@@ -126,9 +125,9 @@ impl Case {
             module::attention(q.clone(), k.clone(), v.clone(), mask, bias, self.options)
         } else {
             let documents = self.has_documents.then(|| {
-                let at = |i: usize| document(i / self.keys, i % self.keys, self.keys);
-                let values: Vec<i32> = (0..self.batch * self.keys).map(at).collect();
-                Tensor::<A<B>, 2, Int>::from_data(TensorData::new(values, [self.batch, self.keys]), &device)
+                let [batch, keys] = [self.heads[0], self.positions[1]];
+                let values: Vec<i32> = (0..batch * keys).map(|i| document(i / keys, i % keys, keys)).collect();
+                Tensor::<A<B>, 2, Int>::from_data(TensorData::new(values, [batch, keys]), &device)
             });
             attention(q.clone(), k.clone(), v.clone(), documents, self.options)
         };
@@ -144,55 +143,30 @@ impl Case {
 }
 
 fn cases() -> Vec<Case> {
-    let base = Case { batch: 2, heads: 4, kv_heads: 4, queries: 70, keys: 70, dim: 16, width: 16, ..Case::default() };
     let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
-    let base_causal = Case { options: causal, ..base.clone() };
+    let base = |name| Case { name, heads: [2, 4, 4], positions: [70; 2], widths: [16; 2], ..Case::default() };
+    let base_causal = |name| Case { options: causal, ..base(name) };
+    let with = |scale, softcap| AttentionModuleOptions { scale, softcap: Some(softcap), ..causal };
     vec![
-        Case { name: "plain", ..base.clone() },
-        Case { name: "causal", ..base_causal.clone() },
-        Case { name: "grouped", kv_heads: 2, ..base_causal.clone() },
-        Case { name: "one key head", kv_heads: 1, batch: 1, ..base_causal.clone() },
-        Case { name: "many keys", batch: 1, heads: 2, kv_heads: 1, queries: 1100, keys: 1100, ..base_causal.clone() },
-        Case { name: "more keys than queries", queries: 5, keys: 600, ..base_causal.clone() },
-        Case { name: "more queries than keys", queries: 90, keys: 20, ..base_causal.clone() },
-        Case {
-            name: "one query",
-            queries: 1,
-            keys: 600,
-            kv_heads: 2,
-            mask: Some([2, 1, 1, 600]),
-            ..base_causal.clone()
-        },
-        Case { name: "wide values", width: 24, ..base.clone() },
-        Case {
-            name: "one of each",
-            batch: 1,
-            heads: 1,
-            kv_heads: 1,
-            queries: 1,
-            keys: 1,
-            dim: 1,
-            width: 1,
-            ..base_causal.clone()
-        },
-        Case { name: "documents", has_documents: true, kv_heads: 2, ..base_causal.clone() },
-        Case { name: "documents both ways", has_documents: true, ..base.clone() },
-        Case {
-            name: "softcap and scale",
-            options: AttentionModuleOptions { scale: Some(0.7), softcap: Some(1.5), ..causal },
-            ..base.clone()
-        },
-        Case { name: "mask", mask: Some([2, 4, 70, 70]), ..base.clone() },
-        Case { name: "mask of all heads", mask: Some([2, 1, 70, 70]), ..base_causal.clone() },
-        Case { name: "mask of keys", mask: Some([2, 1, 1, 70]), ..base.clone() },
-        Case { name: "mask of queries", mask: Some([1, 1, 70, 1]), ..base.clone() },
-        Case { name: "bias", bias: Some([1, 4, 70, 70]), ..base_causal.clone() },
-        Case {
-            name: "bias and softcap",
-            bias: Some([2, 1, 1, 70]),
-            options: AttentionModuleOptions { softcap: Some(2.0), ..causal },
-            ..base
-        },
+        base("plain"),
+        base_causal("causal"),
+        Case { heads: [2, 4, 2], ..base_causal("grouped") },
+        Case { heads: [1, 4, 1], ..base_causal("one key head") },
+        Case { heads: [1, 2, 1], positions: [1100; 2], ..base_causal("many keys") },
+        Case { positions: [5, 600], ..base_causal("more keys than queries") },
+        Case { positions: [90, 20], ..base_causal("more queries than keys") },
+        Case { heads: [2, 4, 2], positions: [1, 600], mask: Some([2, 1, 1, 600]), ..base_causal("one query") },
+        Case { widths: [16, 24], ..base("wide values") },
+        Case { heads: [1; 3], positions: [1; 2], widths: [1; 2], ..base_causal("one of each") },
+        Case { heads: [2, 4, 2], has_documents: true, ..base_causal("documents") },
+        Case { has_documents: true, ..base("documents both ways") },
+        Case { options: with(Some(0.7), 1.5), ..base("softcap and scale") },
+        Case { mask: Some([2, 4, 70, 70]), ..base("mask") },
+        Case { mask: Some([2, 1, 70, 70]), ..base_causal("mask of all heads") },
+        Case { mask: Some([2, 1, 1, 70]), ..base("mask of keys") },
+        Case { mask: Some([1, 1, 70, 1]), ..base("mask of queries") },
+        Case { bias: Some([1, 4, 70, 70]), ..base_causal("bias") },
+        Case { bias: Some([2, 1, 1, 70]), options: with(None, 2.0), ..base("bias and softcap") },
     ]
 }
 

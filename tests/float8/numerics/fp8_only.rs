@@ -3,15 +3,17 @@ use burn::backend::Autodiff;
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 use burn_float8::backend::{Float8Backend, HostCodes};
 use burn_float8::config::Granularity;
-use burn_float8::{Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, report, weights};
+use burn_float8::{Float8, Float8Config, Float8Error, Float8LinearConfig, Float8Stack, Recipe, report, weights};
 use float8_kernels::InvScale;
 use test_data::panic_of;
 
 use crate::support::operand::{dequantized, tensor, values};
-use crate::support::spread;
+use crate::support::runtime::Flex;
+use crate::support::{assert_near, spread};
 use crate::{on_cpu_and_wgpu, on_every_runtime};
 
 type A<B> = Float8<Autodiff<B>>;
@@ -30,14 +32,21 @@ fn configs() -> Vec<(String, Float8Config)> {
     plain.into_iter().chain([("squares".to_string(), squares.into())]).collect()
 }
 
-fn linear<B: burn::tensor::backend::Backend>(seed: u64) -> Linear<B> {
+fn linear<B: Backend>(seed: u64) -> Linear<B> {
     let mut linear = LinearConfig::new(K, N).init(&Default::default());
     linear.weight = Param::from_tensor(tensor(spread(K, N, seed), [K, N]));
     linear.bias = Some(Param::from_tensor(tensor(spread(1, N, 9), [N])));
     linear
 }
 
-fn x<B: burn::tensor::backend::Backend>() -> Tensor<B, 2> {
+/// FP8-only linear, and its codes.
+fn fp8_only<B: Float8Stack>(config: &Float8Config, linear: Linear<B>) -> (Linear<B>, HostCodes) {
+    let (model, _) = weights::fp8_only(config.apply(linear).unwrap().0).unwrap();
+    let (_, codes) = weights::read_codes(&model).next().expect("one weight");
+    (model, codes)
+}
+
+fn x<B: Backend>() -> Tensor<B, 2> {
     tensor(spread(9, K, 5), [9, K])
 }
 
@@ -83,22 +92,17 @@ fn gradients_on<B: Float8Backend>(runtime: &str) {
             let grads = (y.clone() * tensor(spread(9, N, 8), [9, N])).sum().backward();
             (values(y.inner()), values(x.grad(&grads).expect("x wants one")))
         };
-        let (model, _) = config.apply::<A<B>, _>(linear(1).no_grad()).unwrap();
-        let (model, _) = weights::fp8_only(model).unwrap();
+        let (model, codes) = fp8_only::<A<B>>(&config, linear(1).no_grad());
         let got = dx(&model);
         let row = report(&model).layers.remove(0);
         let is_one_copy = ["tensorwise", "delayed", "blockwise", "squares"].contains(&&*name);
         assert_eq!(row.decodes.get("cast").copied().unwrap_or_default(), u64::from(!is_one_copy), "{what}: {row:?}");
         let mut other = linear(2).no_grad();
-        let (_, codes) = weights::read_codes(&model).next().expect("one weight");
         other.weight = Param::from_tensor(tensor(decoded(&codes), [K, N]));
         let (other, _) = config.apply::<A<B>, _>(other.no_grad()).unwrap();
         let want = dx(&other);
-        for (got, want) in [(got.0, want.0), (got.1, want.1)] {
-            let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-            let error = got.iter().zip(&want).fold(0.0f32, |max, (got, want)| max.max((got - want).abs()));
-            assert!(error <= 1e-6 * largest, "{what}: {error} of {largest}");
-        }
+        assert_near(&what, &got.0, &want.0, 1e-6);
+        assert_near(&what, &got.1, &want.1, 1e-6);
     }
 }
 
@@ -110,17 +114,15 @@ fn gradients_are_those_of_the_decoded_values() {
 fn codes_are_loaded_on<B: Float8Backend>(runtime: &str) {
     for (name, config) in configs() {
         let what = format!("{name} on {runtime}");
-        let (model, _) = config.apply::<F8<B>, _>(linear(1)).unwrap();
-        let (model, _) = weights::fp8_only(model).unwrap();
-        let (linear, codes) = weights::read_codes(&model).next().expect("one weight");
+        let (model, codes) = fp8_only::<F8<B>>(&config, linear(1));
         let lazy = LinearConfig::new(K, N).init::<F8<B>>(&Default::default());
         let bias = model.bias.clone();
         let (loaded, fp8_only) = weights::load_codes(lazy, &config, DType::F32, |info| {
-            assert_eq!((&*info.name, info.k, info.n), (&*linear, K, N));
+            assert_eq!((&*info.name, info.k, info.n), ("linear", K, N));
             Ok(Some(codes.clone()))
         })
         .unwrap();
-        assert_eq!((fp8_only.layers, fp8_only.kept), (vec![linear.clone()], vec![]), "{what}");
+        assert_eq!((fp8_only.layers, fp8_only.kept), (vec!["linear".to_string()], vec![]), "{what}");
         let (mut loaded, _) = config.apply(loaded).unwrap();
         loaded.bias = bias;
         assert_eq!(bits(values(loaded.forward(x()))), bits(values(model.forward(x()))), "{what}");
@@ -135,9 +137,7 @@ fn codes_of_a_file_are_loaded_as_they_are() {
 
 fn zeros_are_loaded_on<B: Float8Backend>(runtime: &str) {
     let config = Float8Config::new(Recipe::Rowwise);
-    let (model, _) = config.apply::<F8<B>, _>(linear(1)).unwrap();
-    let (model, _) = weights::fp8_only(model).unwrap();
-    let (_, mut codes) = weights::read_codes(&model).next().expect("one weight");
+    let (_, mut codes) = fp8_only::<F8<B>>(&config, linear(1));
     codes.codes[3 * K..4 * K].fill(0x80);
     let [one, zero] = [1.0, 0.0].map(|scale| {
         codes.inv_scales[3] = InvScale::new(scale);
@@ -154,14 +154,12 @@ fn zeros_may_have_the_scale_0() {
     on_cpu_and_wgpu!(zeros_are_loaded_on);
 }
 
-type Cpu = F8<crate::support::runtime::Flex>;
+type Cpu = F8<Flex>;
 
 #[test]
 fn codes_that_do_not_fit_are_refused() {
     let config = Float8Config::new(Recipe::Rowwise);
-    let (model, _) = config.apply::<Cpu, _>(linear(1)).unwrap();
-    let (model, _) = weights::fp8_only(model).unwrap();
-    let (_, good) = weights::read_codes(&model).next().expect("one weight");
+    let (_, good) = fp8_only::<Cpu>(&config, linear(1));
     let scale = |x: f32| vec![InvScale::new(x); N];
     let with_nan = |mut codes: Vec<u8>| {
         codes[K + 3] = 0x7f;
@@ -201,12 +199,10 @@ fn codes_that_do_not_fit_are_refused() {
 fn records_hold_the_values() {
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
     for (name, config) in configs() {
-        let (model, _) = config.apply::<Cpu, _>(linear(1)).unwrap();
-        let (model, _) = weights::fp8_only(model).unwrap();
+        let (model, _) = fp8_only::<Cpu>(&config, linear(1));
         let want = values(model.weight.val());
         let bytes = recorder.record(model.clone().into_record(), ()).unwrap();
-        let (other, _) = config.apply::<Cpu, _>(linear(3)).unwrap();
-        let (other, _) = weights::fp8_only(other).unwrap();
+        let (other, _) = fp8_only::<Cpu>(&config, linear(3));
         let other = other.load_record(recorder.load(bytes, &Default::default()).unwrap());
         assert!(report(&other).layers[0].fp8_only.is_some(), "{name}");
         let got = values(other.weight.val());
@@ -219,9 +215,8 @@ fn records_hold_the_values() {
 
 #[test]
 fn a_gradient_of_codes_is_refused_by_name() {
-    type T = A<crate::support::runtime::Flex>;
-    let (model, _) = Float8Config::tensorwise().apply::<T, _>(linear(1)).unwrap();
-    let (model, _) = weights::fp8_only(model).unwrap();
+    type T = A<Flex>;
+    let (model, _) = fp8_only::<T>(&Float8Config::tensorwise(), linear(1));
     let message = panic_of(|| {
         model.forward(x());
     });

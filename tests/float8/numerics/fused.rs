@@ -1,6 +1,7 @@
 //! SwiGLU, RMSNorm, rotary positions and log-likelihoods as autodiff nodes: results and gradients
 //! against f64 definitions.
 use burn::backend::Autodiff;
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::Float8;
 use burn_float8::backend::Float8Backend;
@@ -10,9 +11,7 @@ use float8_kernels::reference::fused as reference;
 use crate::on_cpu_and_wgpu;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
-use crate::support::{max_error, normal};
-
-type A<B> = Float8<Autodiff<B>>;
+use crate::support::{assert_near, normal};
 
 /// Inputs of a node: matrices of one dtype and, at the end, a vector in f32.
 type Inputs = Vec<(Vec<f32>, Vec<usize>)>;
@@ -81,13 +80,13 @@ impl Op {
     }
 
     /// Compares the node's result and the gradients of its inputs with the definition.
-    fn compare<B: Float8Backend>(&self, runtime: &str, dtype: DType, tolerance: f64) {
+    fn compare<B: AutodiffBackend>(&self, runtime: &str, dtype: DType, tolerance: f64) {
         let what = format!("{} {:?} on {runtime}", self.name, self.inputs[0].1);
         let leaf = |(values, shape): &(Vec<f32>, Vec<usize>)| match shape[..] {
-            [len] => tensor::<A<B>, 2>(values.clone(), [1, len]).require_grad(),
+            [len] => tensor::<B, 2>(values.clone(), [1, len]).require_grad(),
             _ => {
                 let cols = shape[shape.len() - 1];
-                tensor::<A<B>, 2>(values.clone(), [values.len() / cols, cols]).cast(dtype).require_grad()
+                tensor::<B, 2>(values.clone(), [values.len() / cols, cols]).cast(dtype).require_grad()
             }
         };
         let leaves: Vec<_> = self.inputs.iter().map(leaf).collect();
@@ -97,7 +96,7 @@ impl Op {
             "swiglu" => swiglu(x, leaves[1].clone()),
             "rms_norm" => rms_norm(x, leaves[1].clone().reshape([cols]), EPSILON),
             "rotary" => {
-                let [cos, sin] = angles().map(|table| tensor::<A<B>, 2>(table, [7, 5]));
+                let [cos, sin] = angles().map(|table| tensor::<B, 2>(table, [7, 5]));
                 rotary(x.reshape(HEADS), cos, sin).reshape([rows, cols])
             }
             _ => {
@@ -107,15 +106,13 @@ impl Op {
         };
         assert_eq!(y.dtype(), dtype, "{what}");
         let shape = y.dims();
-        let grads = (y.clone() * tensor::<A<B>, 2>(self.dy.clone(), shape).cast(dtype)).sum().backward();
+        let grads = (y.clone() * tensor::<B, 2>(self.dy.clone(), shape).cast(dtype)).sum().backward();
         let gradients = leaves.iter().map(|leaf| values(leaf.grad(&grads).expect("a gradient")));
         let got: Vec<_> = [values(y.inner())].into_iter().chain(gradients).collect();
         assert_eq!(got.len(), self.want.len(), "{what}");
         for (i, (got, want)) in got.iter().zip(&self.want).enumerate() {
             let want: Vec<f32> = want.iter().map(|x| *x as f32).collect();
-            let largest = want.iter().fold(1e-3, |max: f64, x| max.max(f64::from(x.abs())));
-            let error = max_error(got, &want);
-            assert!(error <= tolerance * largest, "{what}: result {i} differs by {error:e} of {largest:e}");
+            assert_near(&format!("{what}, result {i}"), got, &want, tolerance);
         }
     }
 }
@@ -144,7 +141,7 @@ fn definitions_on<B: Float8Backend>(runtime: &str) {
         let logits = normal(rows * width, 9).into_iter().map(|x| 4.0 * x).collect();
         ops.push(Op::log_likelihood(logits, normal(rows, 10)));
     }
-    ops.iter().for_each(|op| op.compare::<B>(runtime, DType::F32, op.tolerance));
+    ops.iter().for_each(|op| op.compare::<Float8<Autodiff<B>>>(runtime, DType::F32, op.tolerance));
 }
 
 #[test]
@@ -152,52 +149,30 @@ fn fused_operations_are_their_definitions() {
     on_cpu_and_wgpu!(definitions_on);
 }
 
-/// Inputs and outputs are bf16; nothing in between is rounded to it.
-#[test]
-fn fused_operations_in_bf16() {
+/// Operations on values that bf16 represents exactly.
+fn in_bf16() -> [Op; 4] {
     let round = |len: usize, seed| values(tensor::<Flex, 1>(normal(len, seed), [len]).cast(DType::BF16));
     let [a, b, dy] = [1, 2, 3].map(|seed| round(600, seed));
     let len = HEADS.iter().product();
-    let ops = [
+    [
         Op::swiglu([a.clone(), b, dy.clone()], 20),
-        Op::rms_norm([a, normal(20, 4), dy]),
+        Op::rms_norm([a.clone(), normal(20, 4), dy]),
         Op::rotary([round(len, 5), round(len, 6)]),
-    ];
-    ops.iter().for_each(|op| op.compare::<Flex>("flex", DType::BF16, 4e-3));
+        Op::log_likelihood(a, round(30, 7)),
+    ]
+}
+
+/// Inputs and outputs are bf16; nothing in between is rounded to it.
+#[test]
+fn fused_operations_in_bf16() {
+    in_bf16()[..3].iter().for_each(|op| op.compare::<Float8<Autodiff<Flex>>>("flex", DType::BF16, 4e-3));
 }
 
 /// On a backend without `Float8`, and in f64, Burn's operations give the same.
 #[test]
 fn fused_operations_elsewhere() {
-    let device = Default::default();
-    let ours = |values: &[f32]| tensor::<A<Flex>, 2>(values.to_vec(), [6, 10]);
-    let plain = |values: &[f32]| tensor::<Flex, 2>(values.to_vec(), [6, 10]);
-    let [a, b] = [1, 2].map(|seed| normal(60, seed));
-    let gamma = normal(10, 3);
-    let table = |i: usize| angles()[i][..15].to_vec();
-    let heads = |x: Vec<f32>| -> [usize; 4] { [2, 3, 1, x.len() / 6] };
-    let ids = vec![1, 9, 0, 4, 4, 2];
-    let all = [
-        (values(swiglu(ours(&a), ours(&b)).inner()), values(swiglu(plain(&a), plain(&b)))),
-        (
-            values(rms_norm(ours(&a), tensor(gamma.clone(), [10]), EPSILON).inner()),
-            values(rms_norm(plain(&a), tensor(gamma.clone(), [10]), EPSILON)),
-        ),
-        (
-            values(
-                rotary(ours(&a).reshape(heads(a.clone())), tensor(table(0), [3, 5]), tensor(table(1), [3, 5])).inner(),
-            ),
-            values(rotary(plain(&a).reshape(heads(a.clone())), tensor(table(0), [3, 5]), tensor(table(1), [3, 5]))),
-        ),
-        (
-            values(log_likelihood(ours(&a), Tensor::from_data(TensorData::new(ids.clone(), [6]), &device)).inner()),
-            values(log_likelihood(plain(&a), Tensor::from_data(TensorData::new(ids, [6]), &device))),
-        ),
-    ];
-    for (ours, plain) in all {
-        assert!(max_error(&ours, &plain) < 1e-6);
+    for op in in_bf16() {
+        op.compare::<Autodiff<Flex>>("a plain backend", DType::F32, op.tolerance);
+        op.compare::<Float8<Autodiff<Flex>>>("flex in f64", DType::F64, op.tolerance);
     }
-    let double = || ours(&a).cast(DType::F64);
-    assert_eq!(swiglu(double(), double()).dtype(), DType::F64);
-    assert_eq!(rms_norm(double(), tensor(gamma, [10]), EPSILON).dtype(), DType::F64);
 }

@@ -110,35 +110,6 @@ fn ragged_shapes_equal_their_definition() {
 /// The recipes that read x, w and dy in different ways.
 const LAYOUTS: [Recipe; 4] = [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Blockwise, Recipe::Mxfp8];
 
-fn strided_on<B: Float8Backend>(runtime: &str) {
-    let [m, k, n] = [12, 20, 9];
-    let (xs, ws, dys) = (normal(m * k, 1), normal(k * n, 2), normal(m * n, 3));
-    let transposed = |v: &[f32], [r, c]: [usize; 2]| tensor::<A<B>, 2>(transpose(v, [r, c]), [c, r]).transpose();
-    let sliced = |v: &[f32], [r, c]: [usize; 2]| {
-        let mut wide = normal((r + 2) * (c + 3), 5);
-        (0..r).for_each(|i| wide[(i + 1) * (c + 3) + 2..][..c].copy_from_slice(&v[i * c..][..c]));
-        tensor::<A<B>, 2>(wide, [r + 2, c + 3]).slice(s![1..r + 1, 2..c + 2])
-    };
-    for recipe in LAYOUTS {
-        let config = Float8Config::new(recipe);
-        let plain = from_values::<B>(&config, [&xs, &ws, &dys], [m, k, n], None);
-        let check = |name: &str, [x, w, dy]: [Tensor<A<B>, 2>; 3]| {
-            let ours = forward_backward(&layer::<B>(&config, w, None), x, dy);
-            for (ours, plain) in ours.iter().zip(&plain) {
-                assert!(relative_error(ours, plain) < 1e-6, "{runtime} {recipe} {name}");
-            }
-        };
-        let inputs = [(&xs, [m, k]), (&ws, [k, n]), (&dys, [m, n])];
-        check("transposed", inputs.map(|(v, shape)| transposed(v, shape)));
-        check("sliced", inputs.map(|(v, shape)| sliced(v, shape)));
-    }
-}
-
-#[test]
-fn strided_inputs_equal_contiguous_ones() {
-    on_every_runtime!(strided_on);
-}
-
 /// Leading axes out of order, so there is no single row stride: `[2, 3, 4, c]` as a view of
 /// `[3, 2, 4, c]`.
 fn permuted<B: Float8Backend>(v: &[f32], c: usize) -> Tensor<A<B>, 4> {
@@ -147,27 +118,45 @@ fn permuted<B: Float8Backend>(v: &[f32], c: usize) -> Tensor<A<B>, 4> {
     tensor(order.flat_map(|b| v[b * block..][..block].to_vec()).collect(), [3, 2, 4, c]).swap_dims(0, 1)
 }
 
-fn ranks_on<B: Float8Backend>(runtime: &str) {
+fn transposed<B: Float8Backend>(v: &[f32], [r, c]: [usize; 2]) -> Tensor<A<B>, 2> {
+    tensor(transpose(v, [r, c]), [c, r]).transpose()
+}
+
+fn sliced<B: Float8Backend>(v: &[f32], [r, c]: [usize; 2]) -> Tensor<A<B>, 2> {
+    let mut wide = normal((r + 2) * (c + 3), 5);
+    (0..r).for_each(|i| wide[(i + 1) * (c + 3) + 2..][..c].copy_from_slice(&v[i * c..][..c]));
+    tensor(wide, [r + 2, c + 3]).slice(s![1..r + 1, 2..c + 2])
+}
+
+fn views_on<B: Float8Backend>(runtime: &str) {
     let [m, k, n] = [24, 10, 6];
-    let (xs, ws, bs, dys) = (normal(m * k, 1), normal(k * n, 2), normal(n, 3), normal(m * n, 4));
+    let (xs, ws, bs, dys) = (&normal(m * k, 1), &normal(k * n, 2), &normal(n, 3), &normal(m * n, 4));
     for recipe in LAYOUTS {
         let config = Float8Config::new(recipe);
-        let new = || layer::<B>(&config, tensor(ws.clone(), [k, n]), Some(tensor(bs.clone(), [n])));
-        let plain = from_values::<B>(&config, [&xs, &ws, &dys], [m, k, n], Some(&bs));
-        let same = |ours: Vec<Vec<f32>>, plain: &[Vec<f32>], what: &str| {
-            for (ours, plain) in ours.iter().zip(plain) {
+        let with = |w| layer::<B>(&config, w, Some(tensor(bs.clone(), [n])));
+        let dense = || with(tensor(ws.clone(), [k, n]));
+        let same = |what: &str, m: usize, ours: Vec<Vec<f32>>| {
+            let plain = from_values::<B>(&config, [&xs[..m * k], ws, &dys[..m * n]], [m, k, n], Some(bs));
+            for (ours, plain) in ours.iter().zip(&plain) {
                 assert!(relative_error(ours, plain) < 1e-6, "{runtime} {recipe} {what}");
             }
         };
+        let [x, w, dy] = [(xs, [m, k]), (ws, [k, n]), (dys, [m, n])].map(|(v, shape)| transposed::<B>(v, shape));
+        same("transposed", m, forward_backward(&with(w), x, dy));
+        let [x, w, dy] = [(xs, [m, k]), (ws, [k, n]), (dys, [m, n])].map(|(v, shape)| sliced::<B>(v, shape));
+        same("sliced", m, forward_backward(&with(w), x, dy));
         let r4 = |v: &[f32], c| tensor::<A<B>, 4>(v.to_vec(), [2, 3, 4, c]);
-        same(forward_backward(&new(), r4(&xs, k), r4(&dys, n)), &plain, "rank 4");
-        same(forward_backward(&new(), permuted::<B>(&xs, k), permuted::<B>(&dys, n)), &plain, "permuted");
-        let one = from_values::<B>(&config, [&xs[..k], &ws, &dys[..n]], [1, k, n], Some(&bs));
+        same("rank 4", m, forward_backward(&dense(), r4(xs, k), r4(dys, n)));
+        same("permuted", m, forward_backward(&dense(), permuted::<B>(xs, k), permuted::<B>(dys, n)));
         let r1 = |v: &[f32], c: usize| tensor::<A<B>, 1>(v[..c].to_vec(), [c]);
-        same(forward_backward(&new(), r1(&xs, k), r1(&dys, n)), &one, "rank 1");
-
-        empty_batch(&new(), runtime);
+        same("rank 1", 1, forward_backward(&dense(), r1(xs, k), r1(dys, n)));
+        empty_batch(&dense(), runtime);
     }
+}
+
+#[test]
+fn strides_ranks_and_empty_batches() {
+    on_every_runtime!(views_on);
 }
 
 /// No rows: empty results, and zero gradients for the parameters.
@@ -182,9 +171,4 @@ fn empty_batch<B: Float8Backend>(layer: &Linear<A<B>>, runtime: &str) {
     assert_eq!(values(layer.weight.grad(&grads).expect("tracked")), vec![0.0; k * n], "{runtime} empty batch");
     let bias = layer.bias.as_ref().expect("it has one");
     assert_eq!(values(bias.grad(&grads).expect("tracked")), vec![0.0; n], "{runtime} empty batch");
-}
-
-#[test]
-fn every_rank_and_empty_batches() {
-    on_cpu_and_wgpu!(ranks_on);
 }

@@ -5,12 +5,13 @@ use std::ops::Range;
 use burn::backend::Autodiff;
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Float8Stack, Float8State, GroupedLinear, Recipe,
     backend::Float8Backend,
-    config::{Granularity, Operand},
-    grouped_linear, report,
+    config::{CastConfig, Casts, Granularity, Operand},
+    float8_autocast, grouped_linear, report,
     report::{Gemm, Role},
 };
 use kernel_tests::{Element, Factor, products};
@@ -43,29 +44,21 @@ fn ends() -> Vec<usize> {
     ends_of(&SIZES)
 }
 
-fn int_ends<B: Float8Backend>(ends: &[usize]) -> Tensor<A<B>, 1, Int> {
+fn int_ends<B: Backend>(ends: &[usize]) -> Tensor<B, 1, Int> {
     let ends: Vec<i32> = ends.iter().map(|&end| end as i32).collect();
     let count = ends.len();
     Tensor::from_data(TensorData::new(ends, [count]), &Default::default())
 }
 
-/// y, dx and dw.
-fn ours<B: Float8Backend>(experts: &GroupedLinear<A<B>>, xdy: [&[f32]; 2], ends: &[usize]) -> [Vec<f32>; 3] {
-    ours_in(experts, xdy, ends, DType::F32)
-}
-
-/// `ours` with x and dy in `dtype`. y and dx must have the same dtype, and dw the weight's.
-fn ours_in<B: Float8Backend>(
-    experts: &GroupedLinear<A<B>>,
+/// y, dx and dw. y and dx must have the dtype of x and dy, and dw the weight's.
+fn ours<B: AutodiffBackend>(
+    experts: &GroupedLinear<B>,
     [x, dy]: [&[f32]; 2],
     ends: &[usize],
     dtype: DType,
 ) -> [Vec<f32>; 3] {
     let (m, weight) = (x.len() / K, experts.weight.val());
-    let load = |values: &[f32], cols| {
-        let t = tensor::<A<B>, 2>(values.to_vec(), [m, cols]);
-        if dtype == DType::F32 { t } else { t.cast(dtype).detach() }
-    };
+    let load = |values: &[f32], cols| tensor::<B, 2>(values.to_vec(), [m, cols]).cast(dtype).detach();
     let x = load(x, K).require_grad();
     let y = experts.forward(x.clone(), int_ends::<B>(ends));
     let grads = (y.clone() * load(dy, N)).sum().backward();
@@ -74,15 +67,14 @@ fn ours_in<B: Float8Backend>(
     [values(y), values(dx), values(dw)]
 }
 
-fn experts<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32]) -> GroupedLinear<A<B>> {
-    experts_in(config, w, DType::F32)
+/// Experts without a configuration.
+fn plain<B: Backend>(w: &[f32], dtype: DType) -> GroupedLinear<B> {
+    let weight = tensor::<B, 3>(w.to_vec(), [w.len() / (K * N), K, N]).cast(dtype).detach();
+    GroupedLinear { weight: Param::initialized(ParamId::new(), weight.require_grad()) }
 }
 
-fn experts_in<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32], dtype: DType) -> GroupedLinear<A<B>> {
-    let weight = tensor::<A<B>, 3>(w.to_vec(), [w.len() / (K * N), K, N]);
-    let weight = if dtype == DType::F32 { weight } else { weight.cast(dtype).detach() };
-    let experts = GroupedLinear { weight: Param::initialized(ParamId::new(), weight.require_grad()) };
-    Float8Config::from(config.clone()).apply(experts).unwrap().0
+fn experts<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32]) -> GroupedLinear<A<B>> {
+    Float8Config::from(config.clone()).apply(plain(w, DType::F32)).unwrap().0
 }
 
 /// A grouped linear by definition: each operand is cast as the matrix that its GEMM contracts.
@@ -141,7 +133,7 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
         let config = Float8LinearConfig::new(recipe);
         let experts = experts::<B>(&config, &w);
         let (x, dy) = (&x[..m * K], &dy[..m * N]);
-        let got = ours(&experts, [x, dy], &ends_of(sizes));
+        let got = ours(&experts, [x, dy], &ends_of(sizes), DType::F32);
         assert_within(&format!("{runtime} {recipe} {sizes:?}"), &got, &exact(&config, [x, &w, dy], sizes), [0.0; 3]);
         let report = report(&experts);
         verify(report.clone()).unwrap();
@@ -171,8 +163,8 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
         let recipes = [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Mxfp8];
         for (recipe, of_w) in recipes.into_iter().flat_map(|recipe| [(recipe, DType::F32), (recipe, dtype)]) {
             let config = Float8LinearConfig::new(recipe);
-            let experts = experts_in::<B>(&config, &w, of_w);
-            let got = ours_in(&experts, [&x, &dy], &ends_of(&sizes), dtype);
+            let experts = Float8Config::from(config.clone()).apply(plain::<A<B>>(&w, of_w)).unwrap().0;
+            let got = ours(&experts, [&x, &dy], &ends_of(&sizes), dtype);
             // Every result is rounded to the dtype, except an f32 dw from FP8.
             let rounds_dw = of_w != DType::F32 || config.casts()[Operand::INPUT_T].is_disabled();
             let units = [unit, unit, if rounds_dw { unit } else { 0.0 }];
@@ -190,15 +182,52 @@ fn dtypes_may_differ() {
     on_cpu_and_wgpu!(dtypes_on);
 }
 
+/// No cast at all.
+fn off() -> Float8LinearConfig {
+    let off = CastConfig::disabled();
+    Float8LinearConfig::new(Recipe::Tensorwise).with_casts(Casts::new(off, off, off))
+}
+
+#[test]
+fn on_a_plain_backend_they_are_matmuls_of_the_groups() {
+    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
+    let got = ours(&plain::<Autodiff<Flex>>(&w, DType::F32), [&x, &dy], &ends(), DType::F32);
+    assert_within("plain", &got, &exact(&off(), [&x, &w, &dy], &SIZES), [0.0; 3]);
+}
+
+/// Backward has the precision of its forward.
+#[test]
+fn a_forward_in_high_precision_has_such_a_backward() {
+    let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Tensorwise), &normal(G * K * N, 2));
+    let forward = || experts.forward(tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad(), int_ends(&ends()));
+    let calls = || report(&experts).layers[0].gemms().map(|(_, gemm)| [gemm.emulated, gemm.high_precision]);
+    float8_autocast(false, forward).sum().backward();
+    assert_eq!(calls(), [[0, 1]; 3]);
+    let y = forward();
+    float8_autocast(false, || y.sum().backward());
+    assert_eq!(calls(), [[1, 1]; 3]);
+}
+
+/// Backward passes through frozen ones, so their x and dy have a history.
+#[test]
+fn frozen_grouped_linears_learn_their_histories() {
+    let frozen = plain::<A<Flex>>(&normal(G * K * N, 2), DType::F32).no_grad();
+    let frozen = Float8Config::new(Recipe::Delayed).apply(frozen).unwrap().0;
+    let x = tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad();
+    frozen.forward(x, int_ends(&ends())).powf_scalar(2.0).sum().backward();
+    let calls = report(&frozen).layers[0].gemms().map(|(_, gemm)| gemm.emulated);
+    assert_eq!(calls, [1, 1, 0]);
+    let state = &Float8State::export(&frozen).layers["linear"];
+    assert!(state.input.is_some() && state.grad_output.is_some(), "{state:?}");
+}
+
 /// f64 has no FP8 cast: the GEMMs run in high precision, and the report gives the reason.
 #[test]
 fn dtypes_without_a_cast_run_in_high_precision() {
     let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Tensorwise), &w);
-    let got = ours_in(&experts, [&x, &dy], &ends(), DType::F64);
-    let off = Float8LinearConfig::new(Recipe::Tensorwise).with_casts(Recipe::Tensorwise.casts().without(Gemm::Fprop));
-    let [y, ..] = exact(&off, [&x, &w, &dy], &SIZES);
-    assert_within("in f64", &got[..1], &[y], [0.0; 3]);
+    let got = ours(&experts, [&x, &dy], &ends(), DType::F64);
+    assert_within("in f64", &got, &exact(&off(), [&x, &w, &dy], &SIZES), [0.0; 3]);
     for (gemm, calls) in report(&experts).layers[0].gemms() {
         assert_eq!((calls.emulated, calls.high_precision), (0, 1), "{gemm}");
         assert_eq!(calls.reason.as_deref(), Some("dtype F64"), "{gemm}");
@@ -210,8 +239,8 @@ fn dtypes_without_a_cast_run_in_high_precision() {
 fn weights_are_cast_once_a_step() {
     let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &w);
-    let first = ours(&experts, [&x, &dy], &ends());
-    assert_eq!(ours(&experts, [&x, &dy], &ends()), first);
+    let run = || ours(&experts, [&x, &dy], &ends(), DType::F32);
+    assert_eq!(run(), run());
     let layer = A::<Flex>::layer(&experts.weight.val().into_primitive().tensor()).unwrap();
     // x by rows and padded, w in both directions, dy by rows and padded.
     assert_eq!(Role::ALL.map(|role| layer.casts(role)), [4, 2, 4]);
@@ -221,8 +250,8 @@ fn clamped_on<B: Float8Backend>(runtime: &str) {
     let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
     for recipe in [Recipe::Mxfp8, Recipe::RowwiseWithGwHp] {
         let experts = experts::<B>(&Float8LinearConfig::new(recipe), &w);
-        let want = ours(&experts, [&x, &dy], &[40, 40, M, M, M]);
-        assert_eq!(ours(&experts, [&x, &dy], &[40, 30, 500, 10, 10]), want, "{runtime} {recipe}");
+        let run = |ends: &[usize]| ours(&experts, [&x, &dy], ends, DType::F32);
+        assert_eq!(run(&[40, 30, 500, 10, 10]), run(&[40, 40, M, M, M]), "{runtime} {recipe}");
     }
 }
 
@@ -236,7 +265,7 @@ fn ends_that_cannot_be() {
 #[test]
 fn padding_is_reported() {
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &normal(G * K * N, 2));
-    ours(&experts, [&normal(M * K, 1), &normal(M * N, 3)], &ends());
+    ours(&experts, [&normal(M * K, 1), &normal(M * N, 3)], &ends(), DType::F32);
     let padding = report(&experts).layers[0].gemms().map(|(_, gemm)| gemm.padding().unwrap());
     // 180 rows in five groups take up to 180 + 5 · 127, in whole blocks of 128: 768.
     assert_eq!(padding[2], 768.0 / 180.0 - 1.0);
@@ -247,7 +276,7 @@ fn no_rows_on<B: Float8Backend>(runtime: &str) {
     for recipe in [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Mxfp8] {
         let experts = experts::<B>(&Float8LinearConfig::new(recipe), &normal(G * K * N, 2));
         let x = Tensor::<A<B>, 2>::zeros([0, K], &Default::default()).require_grad();
-        let y = experts.forward(x.clone(), int_ends::<B>(&[0; G]));
+        let y = experts.forward(x.clone(), int_ends(&[0; G]));
         let grads = y.clone().sum().backward();
         assert_eq!(y.dims(), [0, N], "{runtime} {recipe}");
         // Not every backend gives an empty gradient for a sum of no rows.
@@ -255,7 +284,7 @@ fn no_rows_on<B: Float8Backend>(runtime: &str) {
         let dw = values(experts.weight.grad(&grads).unwrap());
         assert!(dw.len() == G * K * N && dw.iter().all(|&x| x == 0.0), "{runtime} {recipe}");
         // All rows are outside the groups.
-        let [y, dx, dw] = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G]);
+        let [y, dx, dw] = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G], DType::F32);
         assert!(y.iter().chain(&dx).chain(&dw).all(|&x| x == 0.0), "{runtime} {recipe}");
     }
 }
@@ -268,7 +297,7 @@ fn no_rows() {
 
 /// Two layers of experts.
 #[derive(Module, Debug)]
-struct Pair<B: burn::tensor::backend::Backend> {
+struct Pair<B: Backend> {
     first: GroupedLinear<B>,
     second: GroupedLinear<B>,
 }
@@ -283,7 +312,7 @@ fn delayed_scaling_observes_each_tensor_once() {
     let pair = Float8Config::new(Recipe::Delayed).apply(pair).unwrap().0;
     for seed in [1, 2] {
         let x = tensor::<A<Flex>, 2>(normal(5 * 32, seed), [5, 32]).require_grad();
-        let ends = int_ends::<Flex>(&[1, 3, 5]);
+        let ends = int_ends(&[1, 3, 5]);
         (pair.first.forward(x.clone(), ends.clone()) * pair.second.forward(x, ends)).sum().backward();
     }
     let state = Float8State::export(&pair);
@@ -309,7 +338,7 @@ fn experts_are_layers() {
     assert_eq!(summary.converted, ["first"]);
     assert_eq!(summary.skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["second"]);
     let x = Tensor::<A<Flex>, 2>::ones([5, 32], &device);
-    let ends = int_ends::<Flex>(&[1, 3, 5]);
+    let ends = int_ends(&[1, 3, 5]);
     experts.second.forward(experts.first.forward(x, ends.clone()), ends).sum().backward();
     let calls = report(&experts).layers.into_iter().map(|l| l.gemms().map(|(_, g)| [g.emulated, g.high_precision]));
     // x needs no gradient.
@@ -322,7 +351,7 @@ fn shapes_that_do_not_fit() {
     let zeros = |shape| Tensor::<A<Flex>, 3>::zeros(shape, &device);
     let x = Tensor::<A<Flex>, 2>::zeros([4, 8], &device);
     for (weight, ends) in [([2, 7, 3], vec![2, 4]), ([3, 8, 3], vec![2, 4]), ([0, 8, 3], vec![])] {
-        let message = panic_of(|| drop(grouped_linear(x.clone(), zeros(weight), int_ends::<Flex>(&ends))));
+        let message = panic_of(|| drop(grouped_linear(x.clone(), zeros(weight), int_ends(&ends))));
         let want = format!("a grouped linear of x [4, 8], weight {weight:?} and {} ends: ", ends.len());
         assert!(message.starts_with(&want), "{message}");
     }

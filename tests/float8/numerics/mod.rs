@@ -4,7 +4,6 @@ mod dtypes;
 mod fp8_only;
 mod fused;
 mod golden_linear;
-mod golden_llama;
 mod gradients;
 mod grouped;
 mod lora;

@@ -2,13 +2,15 @@
 //! step, exact gradients.
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::{Tensor, module::linear};
+use burn::tensor::{Tensor, activation::relu, module::linear};
 use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
 
-use crate::programs::support::models::{Attention, D, Mlp};
-use crate::programs::support::{B, applied, float8_calls, layer, own_report, tensor, train};
+use crate::programs::support::models::{Attention, Mlp};
+use crate::programs::support::{B, applied, float8_calls, layer, mean_square, own_report, tensor, to_target, train, x};
 
 const STEPS: u64 = 5;
+
+type Loss = fn(&Mlp<B>) -> Tensor<B, 1>;
 
 fn configs() -> [Float8Config; 3] {
     let matmul = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
@@ -16,67 +18,47 @@ fn configs() -> [Float8Config; 3] {
         .map(|config| config.with_strict(true))
 }
 
-fn x() -> Tensor<B, 2> {
-    tensor([6, D], 1)
-}
-
-fn to_target(y: Tensor<B, 2>) -> Tensor<B, 1> {
-    let target = tensor::<B, 2>(y.dims(), 2).tanh();
-    (y - target).powf_scalar(2.0).mean()
-}
-
-fn assert_runs_in_float8(model: &Mlp<B>, what: &str) {
-    let report = own_report(model);
-    for l in &report.layers {
-        assert!(float8_calls(l)[0] >= STEPS && float8_calls(l)[2] >= STEPS, "{what} {}: {report}", l.name);
-        assert_eq!(l.totals().high_precision, 0, "{what} {}", l.name);
-    }
-    assert_eq!(Float8State::export(model).step, STEPS, "{what}");
-}
-
 /// `‖wᵀ·w − 1‖²`, a product of two weights, as a regularizer of LoRA reads it, and a decoder that
 /// is the encoder's transposed weight.
-#[test]
-fn orthogonality_penalty() {
-    for config in configs() {
-        let model: Mlp<B> = applied(&config, Mlp::new());
-        let penalty = |l: &Linear<B>| {
-            let w = l.weight.val();
-            let n = w.dims()[1];
-            let gram = w.clone().transpose().matmul(w);
-            (gram - Tensor::eye(n, &Default::default())).powf_scalar(2.0).mean()
-        };
-        let (model, losses) = train(model, 0..STEPS, |m, _| {
-            let product = m.first.weight.val().matmul(m.second.weight.val()).powf_scalar(2.0).mean();
-            let decoded = m.first.forward(x()).tanh().matmul(m.first.weight.val().transpose());
-            let penalties = penalty(&m.first) + penalty(&m.second) + product + (decoded - x()).powf_scalar(2.0).mean();
-            to_target(m.forward(x())) + penalties * 0.1
-        });
-        assert!(losses[4] < losses[0], "{losses:?}");
-        assert_runs_in_float8(&model, &format!("{config:?}"));
-    }
+fn orthogonality_penalty(m: &Mlp<B>) -> Tensor<B, 1> {
+    let penalty = |l: &Linear<B>| {
+        let w = l.weight.val();
+        let n = w.dims()[1];
+        mean_square(w.clone().transpose().matmul(w) - Tensor::<B, 2>::eye(n, &Default::default()))
+    };
+    let product = mean_square(m.first.weight.val().matmul(m.second.weight.val()));
+    let decoded = m.first.forward(x(1)).tanh().matmul(m.first.weight.val().transpose());
+    let penalties = penalty(&m.first) + penalty(&m.second) + product + mean_square(decoded - x(1));
+    to_target(m.forward(x(1))) + penalties * 0.1
 }
 
 /// One power iteration; the linear then runs with `w / σ`.
+fn spectral_norm(m: &Mlp<B>) -> Tensor<B, 1> {
+    let normalized = |l: &Linear<B>, x: Tensor<B, 2>| {
+        let w = l.weight.val();
+        let unit = |v: Tensor<B, 2>| v.clone() / v.powf_scalar(2.0).sum().sqrt().unsqueeze();
+        let u = unit(tensor([1, w.dims()[0]], 3));
+        let v = unit(u.clone().matmul(w.clone()).detach());
+        let u = unit(v.clone().matmul(w.clone().transpose()).detach());
+        let sigma = u.matmul(w.clone()).matmul(v.transpose());
+        linear(x, w / sigma, l.bias.as_ref().map(|bias| bias.val()))
+    };
+    to_target(normalized(&m.second, relu(normalized(&m.first, x(1)))))
+}
+
 #[test]
-fn spectral_norm() {
-    for config in configs() {
-        let model: Mlp<B> = applied(&config, Mlp::new());
-        let normalized = |l: &Linear<B>, x: Tensor<B, 2>| {
-            let w = l.weight.val();
-            let unit = |v: Tensor<B, 2>| v.clone() / v.powf_scalar(2.0).sum().sqrt().unsqueeze();
-            let u = unit(tensor([1, w.dims()[0]], 3));
-            let v = unit(u.clone().matmul(w.clone()).detach());
-            let u = unit(v.clone().matmul(w.clone().transpose()).detach());
-            let sigma = u.matmul(w.clone()).matmul(v.transpose());
-            linear(x, w / sigma, l.bias.as_ref().map(|bias| bias.val()))
-        };
-        let (model, losses) = train(model, 0..STEPS, |m, _| {
-            let h = burn::tensor::activation::relu(normalized(&m.first, x()));
-            to_target(normalized(&m.second, h))
-        });
+fn penalties_and_norms_of_weights() {
+    for (config, loss) in
+        configs().into_iter().flat_map(|c| [(c.clone(), orthogonality_penalty as Loss), (c, spectral_norm)])
+    {
+        let (model, losses) = train(applied(&config, Mlp::new()), 0..STEPS, |m, _| loss(m));
         assert!(losses[4] < losses[0], "{losses:?}");
-        assert_runs_in_float8(&model, &format!("{config:?}"));
+        let report = own_report(&model);
+        for l in &report.layers {
+            assert!(float8_calls(l)[0] >= STEPS && float8_calls(l)[2] >= STEPS, "{config:?} {}: {report}", l.name);
+            assert_eq!(l.totals().high_precision, 0, "{config:?} {}", l.name);
+        }
+        assert_eq!(Float8State::export(&model).step, STEPS, "{config:?}");
     }
 }
 
@@ -93,7 +75,7 @@ fn weights_computed_in_forward_begin_one_step_each() {
         let (model, losses) = train(model, 0..STEPS, |m, _| {
             // Three linears on one x, for each of two micro-batches.
             let run = |seed| {
-                let x = tensor::<B, 2>([6, D], seed);
+                let x = x::<B>(seed);
                 let y = [&m.q, &m.k, &m.v].map(|l| linear(x.clone(), normed(l), None));
                 to_target(y.into_iter().reduce(|a, b| a + b).expect("three"))
             };
@@ -121,8 +103,8 @@ fn interpolated_weights() {
     let anchor = model.clone().no_grad();
     let (model, _) = train(model, 0..STEPS, |m, _| {
         let w = m.first.weight.val() * 0.9 + anchor.first.weight.val() * 0.1;
-        let h = linear(x(), w, m.first.bias.as_ref().map(|b| b.val()));
-        to_target(m.second.forward(burn::tensor::activation::relu(h)))
+        let h = linear(x(1), w, m.first.bias.as_ref().map(|b| b.val()));
+        to_target(m.second.forward(relu(h)))
     });
     let state = Float8State::export(&model);
     assert_eq!(state.step, STEPS);

@@ -1,6 +1,7 @@
 //! Evaluations of the model, of an average or of a target network between forward and backward
 //! change nothing. Losses, amax histories and samples equal a run without them, bit for bit.
-use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{AutodiffModule, Module};
+use burn::nn::Linear;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
@@ -10,7 +11,7 @@ use burn_float8::{
 
 use crate::programs::support::models::{Attention, D};
 use crate::programs::support::{
-    B, F8, applied, bits, float8_calls, own_report, tensor, unrelated_backward, with_parameters,
+    B, F8, applied, bits, float8_calls, mean_square, own_report, tensor, unrelated_backward, with_parameters,
 };
 
 const STEPS: u64 = 4;
@@ -23,26 +24,13 @@ fn x<A: Backend>(seed: u64) -> Tensor<A, 3> {
 /// `average ← 0.9 · average + 0.1 · model`, parameter by parameter, like an exponential moving
 /// average.
 fn follow(average: Attention<B>, model: &Attention<B>) -> Attention<B> {
-    struct Collect(Vec<(ParamId, Tensor<B, 2>)>);
-    impl ModuleVisitor<B> for Collect {
-        fn visit_float<const R: usize>(&mut self, param: &Param<Tensor<B, R>>) {
-            let dims: [usize; R] = param.dims();
-            self.0.push((param.id, param.val().detach().reshape([dims[0], dims[1]])));
-        }
-    }
-    struct Mix(std::vec::IntoIter<(ParamId, Tensor<B, 2>)>);
-    impl ModuleMapper<B> for Mix {
-        fn map_float<const R: usize>(&mut self, param: Param<Tensor<B, R>>) -> Param<Tensor<B, R>> {
-            let (_, new) = self.0.next().expect("both have the same parameters");
-            param.map(|old| {
-                let dims: [usize; R] = old.dims();
-                (old.detach() * 0.9 + new.reshape(dims) * 0.1).set_require_grad(false)
-            })
-        }
-    }
-    let mut parameters = Collect(vec![]);
-    Module::<B>::visit(model, &mut parameters);
-    average.map(&mut Mix(parameters.0.into_iter()))
+    let mix = |average: Linear<B>, model: &Linear<B>| {
+        let new = model.weight.val().detach() * 0.1;
+        Linear { weight: average.weight.map(|old| (old.detach() * 0.9 + new).set_require_grad(false)), ..average }
+    };
+    let Attention { embed, q, k, v, o } = average;
+    let [q, k, v] = [(q, &model.q), (k, &model.k), (v, &model.v)].map(|(average, model)| mix(average, model));
+    Attention { embed: mix(embed, &model.embed), q, k, v, o: mix(o, &model.o) }
 }
 
 /// Results of a run.
@@ -104,7 +92,7 @@ fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Plac
         for micro_batch in 0..2 {
             let seed = 2 * step + micro_batch;
             evaluate_at(Place::BeforeForward, &model, &average, seed);
-            let loss = model.forward(x(seed)).powf_scalar(2.0).mean();
+            let loss = mean_square(model.forward(x(seed)));
             run.losses.extend(bits(loss.clone()));
             evaluate_at(Place::BeforeBackward, &model, &average, seed);
             let grads = std::thread::scope(|scope| {

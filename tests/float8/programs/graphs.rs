@@ -7,7 +7,7 @@ use std::time::Duration;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy, NoCheckpointing};
 use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::activation::{relu, silu};
@@ -18,15 +18,11 @@ use rayon::prelude::*;
 use crate::programs::support::models::{Attention, D};
 use crate::programs::support::{
     B, F8, applied, bits, constant, counters, float8_calls, has_float8_wgrad, high_precision_calls, layer_of,
-    own_report, tensor, train, values, with_parameters,
+    mean_square, own_report, tensor, train, values, with_parameters, x,
 };
 
 /// FP8 backend with a checkpointing strategy.
 type Stack<C> = Float8<Autodiff<Flex, C>>;
-
-fn x<A: Backend>() -> Tensor<A, 2> {
-    tensor([6, D], 1)
-}
 
 fn square<A: Backend>() -> Linear<A> {
     LinearConfig::new(D, D).init(&Default::default())
@@ -36,37 +32,6 @@ fn dw<A: AutodiffBackend>(l: &Linear<A>, grads: &A::Gradients) -> Tensor<A::Inne
     l.weight.grad(grads).expect("tracked")
 }
 
-/// burn-nn's LSTM, whose four gates read one x, with one in high precision.
-#[test]
-fn an_lstm_with_a_filtered_gate() {
-    const H: usize = 8;
-    const TOKENS: u64 = 3;
-    const STEPS: u64 = 3;
-    let config = Float8Config::tensorwise().with_filter_fqns(["input_gate"]).with_strict(true);
-    let model: Lstm<B> = applied(&config, LstmConfig::new(D, H, true).init(&Default::default()));
-    let (model, losses) = train(model, 0..STEPS, |m, _| {
-        let (y, _) = m.forward(tensor([6, TOKENS as usize, D], 1), None);
-        y.powf_scalar(2.0).mean()
-    });
-    assert!(losses[2] < losses[0], "{losses:?}");
-    let report = own_report(&model);
-    assert_eq!(report.layers.len(), 8);
-    for l in &report.layers {
-        let calls = STEPS * TOKENS;
-        // x and the initial hidden state need no gradient. A weight is cast once for all time steps
-        // of a step, in each direction that is needed.
-        let (dgrads, casts) = if l.name.ends_with("hidden_transform") { (calls - STEPS, 2) } else { (0, 1) };
-        let want = ([calls, dgrads, calls], [0; 3]);
-        if l.name.starts_with("input_gate") {
-            assert_eq!((high_precision_calls(l), float8_calls(l)), want, "{}", l.name);
-        } else {
-            assert_eq!((float8_calls(l), high_precision_calls(l)), want, "{}", l.name);
-            assert_eq!(l.casts[1], casts * STEPS, "{}", l.name);
-        }
-    }
-    report.verify().unwrap();
-}
-
 /// One linear used 50 times in one graph, in FP8 or not. The gradient is the sum of the gradients
 /// of separate graphs, also if activations are recomputed.
 #[test]
@@ -74,7 +39,7 @@ fn a_recurrence() {
     const USES: usize = 50;
     type IsOn = fn(usize) -> bool;
     fn recurrence<A: AutodiffBackend>(l: &Linear<A>, is_on: IsOn, is_tracked: bool) -> [Vec<u32>; 3] {
-        let x = x::<A>().set_require_grad(is_tracked);
+        let x = x::<A>(1).set_require_grad(is_tracked);
         let y = (0..USES).fold(x, |h, i| float8_autocast(is_on(i), || l.forward(h)).tanh());
         let grads = (y.clone() * tensor::<A, 2>([6, D], 2)).sum().backward();
         let db = l.bias.as_ref().expect("it has one").grad(&grads).expect("tracked");
@@ -82,7 +47,7 @@ fn a_recurrence() {
     }
     fn one_by_one(l: &Linear<B>, is_on: IsOn) -> [Vec<u32>; 3] {
         let step = |i: usize, h: Tensor<B, 2>| float8_autocast(is_on(i), || l.forward(h)).tanh();
-        let mut inputs = vec![x::<B>()];
+        let mut inputs = vec![x::<B>(1)];
         for i in 0..USES {
             let y = step(i, inputs[i].clone());
             inputs.push(constant(y));
@@ -133,7 +98,7 @@ fn a_penalty_on_a_weight() {
     const STEPS: u64 = 3;
     /// x is computed, so backward reaches the linear before a penalty on the weight.
     fn loss(l: &Linear<B>) -> Tensor<B, 1> {
-        (l.forward(x::<B>().require_grad() * 1.0) * tensor::<B, 2>([6, D], 2)).sum()
+        (l.forward(x::<B>(1).require_grad() * 1.0) * tensor::<B, 2>([6, D], 2)).sum()
     }
     fn of_the_weight(l: &Linear<B>) -> Tensor<B, 1> {
         (l.weight.val() * l.weight.val()).sum()
@@ -188,7 +153,7 @@ impl Run {
             let x = relu(m.embed.forward(x)) + 0.1;
             let (q, k, v) = (m.q.forward(x.clone()), m.k.forward(x.clone()), m.v.forward(x));
             let h = silu(q.clone() * 0.5) * k.tanh() + relu(v);
-            m.o.forward(h + q).powf_scalar(2.0).mean()
+            mean_square(m.o.forward(h + q))
         });
         let gemms = own_report(&model).layers.into_iter().flat_map(|l| [l.fprop, l.dgrad, l.wgrad]);
         let health = gemms.map(|gemm| format!("{:?}", gemm.operands.map(|o| o.health)));
@@ -246,9 +211,9 @@ fn a_frozen_weight_in_the_middle() {
     let of_w = amax(values(model.v.weight.val()));
     let of_x = RefCell::new(vec![]);
     let (model, _) = train(model, 0..STEPS, |m, step| {
-        let h = m.embed.forward(x::<B>() * (1.0 + step as f32));
+        let h = m.embed.forward(x::<B>(1) * (1.0 + step as f32));
         of_x.borrow_mut().push(amax(values(h.clone())));
-        m.o.forward(m.v.forward(h)).powf_scalar(2.0).mean()
+        mean_square(m.o.forward(m.v.forward(h)))
     });
     for (name, expected) in [("embed", [STEPS, 0, STEPS]), ("v", [STEPS, STEPS, 0]), ("o", [STEPS; 3])] {
         let layer = layer_of(&model, name);

@@ -2,30 +2,27 @@
 //! FP8, and losses fall.
 use std::sync::{Arc, Mutex};
 
-use burn::module::{Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::nn::transformer::{TransformerDecoderConfig, TransformerDecoderInput};
-use burn::nn::{GruConfig, Linear};
-use burn::tensor::Tensor;
+use burn::nn::{Embedding, EmbeddingConfig, GruConfig, Linear, LinearConfig, Lstm, LstmConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 
 use crate::programs::support::{
-    B, applied, assert_all_in_float8, assert_falls, float8_calls, own_report, tensor, train,
+    B, Plain, applied, assert_all_in_float8, assert_falls, bits, float8_calls, high_precision_calls, mean_square,
+    own_report, tensor, to_target, train, with_parameters,
 };
 
 const STEPS: u64 = 8;
 const BATCH: usize = 3;
 const TOKENS: usize = 4;
 const D: usize = 16;
+const VOCABULARY: usize = 12;
 
 /// Tracked, so that the first linears have a dgrad too.
 fn x() -> Tensor<B, 3> {
     tensor::<B, 3>([BATCH, TOKENS, D], 90).require_grad()
-}
-
-/// Mean squared error to a fixed target.
-fn to_target<const R: usize>(y: Tensor<B, R>) -> Tensor<B, 1> {
-    let target = tensor::<B, R>(y.dims(), 91).tanh();
-    (y - target).powf_scalar(2.0).mean()
 }
 
 #[test]
@@ -58,35 +55,93 @@ fn gru() {
     report.verify().unwrap();
 }
 
-/// Linears with weights and biases: `apply` initializes parameters in the order of a plain module
-/// visit.
+/// burn-nn's LSTM, whose four gates read one x, with one in high precision.
+#[test]
+fn an_lstm_with_a_filtered_gate() {
+    const H: usize = 8;
+    let config = Float8Config::tensorwise().with_filter_fqns(["input_gate"]).with_strict(true);
+    let model: Lstm<B> = applied(&config, LstmConfig::new(D, H, true).init(&Default::default()));
+    let (model, losses) = train(model, 0..STEPS, |m, _| mean_square(m.forward(tensor([BATCH, TOKENS, D], 1), None).0));
+    assert_falls(&losses);
+    let report = own_report(&model);
+    assert_eq!(report.layers.len(), 8);
+    for l in &report.layers {
+        let calls = STEPS * TOKENS as u64;
+        // x and the initial hidden state need no gradient. A weight is cast once for all time steps
+        // of a step, in each direction that is needed.
+        let (dgrads, casts) = if l.name.ends_with("hidden_transform") { (calls - STEPS, 2) } else { (0, 1) };
+        let want = ([calls, dgrads, calls], [0; 3]);
+        if l.name.starts_with("input_gate") {
+            assert_eq!((high_precision_calls(l), float8_calls(l)), want, "{}", l.name);
+        } else {
+            assert_eq!((float8_calls(l), high_precision_calls(l)), want, "{}", l.name);
+            assert_eq!(l.casts[1], casts * STEPS, "{}", l.name);
+        }
+    }
+    report.verify().unwrap();
+}
+
+#[derive(Module, Debug)]
+struct Tied<B: Backend> {
+    embedding: Embedding<B>,
+    body: Linear<B>,
+}
+
+impl<B: Backend> Tied<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        Self {
+            embedding: EmbeddingConfig::new(VOCABULARY, D).init(&device),
+            body: LinearConfig::new(D, D).init(&device),
+        }
+    }
+
+    /// `[batch, tokens]` to `[batch * tokens, VOCABULARY]`.
+    fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 2> {
+        let h = self.body.forward(self.embedding.forward(tokens)).flatten::<2>(0, 1);
+        self.logits(h)
+    }
+
+    fn logits(&self, h: Tensor<B, 2>) -> Tensor<B, 2> {
+        h.matmul(self.embedding.weight.val().transpose())
+    }
+}
+
+fn tokens<B: Backend>() -> Tensor<B, 2, Int> {
+    let ids: Vec<i32> = (0..12).map(|i| (i * 5 + 1) % VOCABULARY as i32).collect();
+    Tensor::from_data(TensorData::new(ids, [2, 6]), &Default::default())
+}
+
+/// A tied output is a matmul with the embedding, which is no weight of a linear. Neither strictness
+/// nor the matmul option applies.
+#[test]
+fn a_tied_output_is_never_float8_and_nothing_else_breaks() {
+    let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let config = Float8Config::from(linear).with_strict(true);
+    let model: Tied<B> = applied(&config, Tied::new());
+    let plain: Tied<Plain> = with_parameters(Tied::new(), 1);
+    let h = [5, D];
+    assert_eq!(bits(model.logits(tensor(h, 1))), bits(plain.logits(tensor(h, 1))));
+    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(tokens())));
+    assert_falls(&losses);
+    assert_all_in_float8(&model, &["body"], STEPS);
+}
+
+/// Parameter that adds its number to `order` when it is drawn.
+fn noted<const R: usize>(order: &Arc<Mutex<Vec<usize>>>, number: usize, shape: [usize; R]) -> Param<Tensor<B, R>> {
+    let order = order.clone();
+    let draw = move |device: &_, _| {
+        order.lock().unwrap().push(number);
+        Tensor::ones(shape, device).require_grad()
+    };
+    Param::uninitialized(ParamId::new(), draw, Default::default(), true, shape.into())
+}
+
+/// `apply` initializes parameters in the order of a plain module visit.
 #[test]
 fn parameters_are_drawn_in_the_order_of_the_module() {
-    fn drawn(apply: impl FnOnce(Vec<Linear<B>>)) -> Vec<usize> {
-        let order: Arc<Mutex<Vec<usize>>> = Arc::default();
-        let noted = |number: usize| {
-            let order = order.clone();
-            move || order.lock().unwrap().push(number)
-        };
-        let linear = |number: usize| {
-            let (weight, bias) = (noted(2 * number), noted(2 * number + 1));
-            let device = Default::default();
-            let weight = move |device: &_, _| {
-                weight();
-                Tensor::ones([D, D], device).require_grad()
-            };
-            let bias = move |device: &_, _| {
-                bias();
-                Tensor::ones([D], device).require_grad()
-            };
-            Linear {
-                weight: Param::uninitialized(ParamId::new(), weight, device, true, [D, D].into()),
-                bias: Some(Param::uninitialized(ParamId::new(), bias, device, true, [D].into())),
-            }
-        };
-        apply((0..3).map(linear).collect());
-        let order = order.lock().unwrap();
-        order.clone()
-    }
-    assert_eq!(drawn(|model| drop(Float8Config::tensorwise().apply(model).unwrap())), [0, 1, 2, 3, 4, 5]);
+    let order = Arc::default();
+    let linear = |i: usize| Linear { weight: noted(&order, 2 * i, [D, D]), bias: Some(noted(&order, 2 * i + 1, [D])) };
+    Float8Config::tensorwise().apply((0..3).map(linear).collect::<Vec<_>>()).unwrap();
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
 }

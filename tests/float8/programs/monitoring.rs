@@ -6,55 +6,44 @@ use burn_float8::{
     without_float8,
 };
 
-use crate::programs::support::models::{D, Mlp};
-use crate::programs::support::{B, applied, own_report, tensor, train};
+use crate::programs::support::models::Mlp;
+use crate::programs::support::{B, applied, mean_square, own_report, train, x};
 
-fn loss(y: Tensor<B, 2>) -> Tensor<B, 1> {
-    y.powf_scalar(2.0).mean()
+fn loss(model: &Mlp<B>, step: u64) -> Tensor<B, 1> {
+    mean_square(model.forward(x(step)))
 }
 
 #[test]
-fn calls_are_those_of_the_report() {
-    let model: Mlp<B> = applied(&Float8Config::new(Recipe::RowwiseWithGwHp), Mlp::new());
-    let monitor = Monitor::new(&model);
-    assert!(monitor.gemm_calls().is_empty());
-    let (model, _) = train(model, 0..3, |model, step| loss(model.forward(tensor([6, D], step))));
-    let totals = own_report(&model).totals();
-    // The optimizer's model has the same layers.
-    let calls = monitor.gemm_calls();
-    assert_eq!((calls["host"], calls["high_precision"]), (totals.emulated, totals.high_precision));
-    assert_eq!(calls.len(), 2);
-    assert_eq!(Monitor::new(&model).gemm_calls(), calls);
-    let report = own_report(&model);
-    let all = monitor.calls();
-    assert_eq!(all.len(), report.layers.len());
-    for layer in &report.layers {
-        let of_report = layer.gemms().map(|(_, gemm)| [gemm.native, gemm.emulated, gemm.high_precision]);
-        assert_eq!(all[&layer.name].map(|calls| [calls.native, calls.emulated, calls.high_precision]), of_report);
+fn calls_and_statistics_are_those_of_the_report() {
+    for recipe in [Recipe::Tensorwise, Recipe::RowwiseWithGwHp] {
+        let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
+        let model: Mlp<B> = applied(&config, Mlp::new());
+        let monitor = Monitor::new(&model);
+        assert!(monitor.gemm_calls().is_empty());
+        // The optimizer's model has the same layers.
+        let (model, _) = train(model, 0..3, loss);
+        let (report, calls, health) = (own_report(&model), monitor.gemm_calls(), monitor.health());
+        let totals = report.totals();
+        let of = |path| calls.get(path).copied().unwrap_or_default();
+        assert_eq!([of("host"), of("high_precision")], [totals.emulated, totals.high_precision]);
+        assert_eq!(Monitor::new(&model).gemm_calls(), calls);
+        let all = monitor.calls();
+        assert_eq!(
+            (all.len(), calls.values().sum::<u64>()),
+            (report.layers.len(), totals.emulated + totals.high_precision)
+        );
+        for layer in &report.layers {
+            let of_report = layer.gemms().map(|(_, gemm)| [gemm.native, gemm.emulated, gemm.high_precision]);
+            assert_eq!(all[&layer.name].map(|calls| [calls.native, calls.emulated, calls.high_precision]), of_report);
+            let sampled = ["input", "weight_t", "grad_output_t"].map(|operand| {
+                let found = health.iter().find(|sampled| sampled.layer == layer.name && sampled.operand == operand);
+                found.map(|sampled| sampled.health.clone())
+            });
+            let [x, w] = layer.fprop.operands.each_ref().map(|operand| operand.health.clone());
+            assert!(x.is_some() && w.is_some());
+            assert_eq!(sampled, [x, w, layer.wgrad.operands[1].health.clone()], "{recipe}");
+        }
     }
-}
-
-#[test]
-fn statistics_are_those_of_the_report() {
-    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));
-    let model: Mlp<B> = applied(&config, Mlp::new());
-    let monitor = Monitor::new(&model);
-    let (model, _) = train(model, 0..2, |model, step| loss(model.forward(tensor([6, D], step))));
-    let health = monitor.health();
-    let report = own_report(&model);
-    let of = |layer: &str, operand: &str| {
-        let found = health.iter().find(|sampled| sampled.layer == layer && sampled.operand == operand);
-        found.map(|sampled| sampled.health.clone())
-    };
-    for layer in &report.layers {
-        assert_eq!(of(&layer.name, "input"), layer.fprop.operands[0].health);
-        assert_eq!(of(&layer.name, "weight_t"), layer.fprop.operands[1].health);
-        assert_eq!(of(&layer.name, "grad_output_t"), layer.wgrad.operands[1].health);
-        assert!(of(&layer.name, "input").is_some());
-    }
-    let unsampled: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
-    loss(unsampled.forward(tensor([6, D], 1))).backward();
-    assert!(Monitor::new(&unsampled).health().is_empty());
 }
 
 /// First non-finite operand after forward and backward of a loss.
@@ -63,10 +52,10 @@ fn first(
     monitor: &Monitor<B>,
     loss: impl Fn(Tensor<B, 2>) -> Tensor<B, 1>,
 ) -> Option<NonFiniteOperand> {
-    loss(model.forward(tensor([6, D], 1))).backward();
+    loss(model.forward(x(1))).backward();
     let amaxes: Amaxes = monitor.amaxes();
     // Later steps do not change the taken amaxes.
-    self::loss(model.forward(tensor([6, D], 2))).backward();
+    mean_square(model.forward(x(2))).backward();
     amaxes.first_non_finite()
 }
 
@@ -77,19 +66,20 @@ fn the_first_operand_that_is_not_finite() {
         let operand = |of: &NonFiniteOperand| (of.layer.clone(), of.gemm, of.role);
         let model: Mlp<B> = applied(&config, Mlp::new());
         let monitor = Monitor::new(&model);
-        assert_eq!(first(&model, &monitor, loss), None, "{recipe}");
+        assert_eq!(first(&model, &monitor, mean_square), None, "{recipe}");
         // Backward: the last layer reads it first.
         let infinite = first(&model, &monitor, |y| y.mul_scalar(f32::INFINITY).sum()).unwrap();
         let gemm = Gemm::Dgrad;
         assert_eq!(operand(&infinite), ("second".into(), gemm, "grad_output"), "{recipe}");
         assert!(!infinite.amax.is_finite());
+        assert!(monitor.health().is_empty(), "nothing is sampled");
         // Forward: a weight, and its consequences.
         for (name, value) in [("first", f32::NAN), ("second", f32::INFINITY)] {
             let mut model: Mlp<B> = applied(&config, Mlp::new());
             let linear = if name == "first" { &mut model.first } else { &mut model.second };
             linear.weight = linear.weight.clone().map(|w| w.mul_scalar(value).detach().require_grad());
             let monitor = Monitor::new(&model);
-            let found = first(&model, &monitor, loss).unwrap();
+            let found = first(&model, &monitor, mean_square).unwrap();
             assert_eq!(operand(&found), (name.into(), Gemm::Fprop, "weight"), "{recipe}");
             assert_eq!(found.amax.is_nan(), value.is_nan(), "{recipe} {found}");
         }
@@ -100,10 +90,10 @@ fn the_first_operand_that_is_not_finite() {
 fn without_a_configuration_there_is_nothing_to_see() {
     let model = Mlp::<B>::new();
     let monitor = Monitor::new(&model);
-    loss(model.forward(tensor([6, D], 1))).backward();
+    loss(&model, 1).backward();
     assert!(monitor.gemm_calls().is_empty() && monitor.amaxes().first_non_finite().is_none());
     let off = without_float8(applied(&Float8Config::tensorwise(), Mlp::<B>::new()));
-    loss(off.forward(tensor([6, D], 1))).backward();
+    loss(&off, 1).backward();
     let monitor = Monitor::new(&off);
     assert_eq!(monitor.gemm_calls().keys().collect::<Vec<_>>(), ["high_precision"]);
     assert!(monitor.amaxes().first_non_finite().is_none());
@@ -114,8 +104,8 @@ fn without_a_configuration_there_is_nothing_to_see() {
 fn a_report_that_was_written_can_be_read() {
     let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));
     let model: Mlp<B> = applied(&config, Mlp::new());
-    let (model, _) = train(model, 0..1, |model, _| loss(model.forward(tensor([6, D], 1))));
-    model.forward(tensor::<B, 2>([6, D], 1) * f32::INFINITY);
+    let (model, _) = train(model, 0..1, loss);
+    model.forward(x::<B>(1) * f32::INFINITY);
     let report = own_report(&model);
     assert_eq!(report.layers[0].fprop.operands[0].amax, Some(f32::INFINITY));
     let written = serde_json::to_value(&report).unwrap();

@@ -5,15 +5,7 @@ use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8, Float8Config, Float8State, Recipe, StatisticsConfig, grouped_linear, report};
 
 use crate::programs::support::models::{D, Mlp};
-use crate::programs::support::{B, applied, assert_falls, bits, layer_of, panic_of, tensor, train};
-
-fn x(seed: u64) -> Tensor<B, 2> {
-    tensor([6, D], seed)
-}
-
-fn loss(m: &Mlp<B>, step: u64) -> Tensor<B, 1> {
-    (m.forward(x(step % 2)) - tensor::<B, 2>([6, 4], 2).tanh()).powf_scalar(2.0).mean()
-}
+use crate::programs::support::{B, applied, assert_falls, bits, layer_of, panic_of, tensor, to_target, train, x};
 
 /// Trains with panics from `interrupt`, and expects the results of a run without it.
 fn survives(recipe: Recipe, interrupt: fn(&Mlp<B>)) {
@@ -24,7 +16,7 @@ fn survives(recipe: Recipe, interrupt: fn(&Mlp<B>)) {
             if let Some(interrupt) = interrupt {
                 panic_of(|| interrupt(m));
             }
-            let loss = loss(m, step);
+            let loss = to_target(m.forward(x(step % 2)));
             if let Some(interrupt) = interrupt {
                 // Also between forward and backward, and on another thread.
                 panic_of(|| interrupt(m));
@@ -42,15 +34,9 @@ fn survives(recipe: Recipe, interrupt: fn(&Mlp<B>)) {
 }
 
 #[test]
-fn strict_panics_in_forward() {
-    for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
+fn strict_panics_and_wrong_shapes() {
+    for recipe in [Recipe::Delayed, Recipe::Tensorwise, Recipe::Rowwise] {
         survives(recipe, |m| drop(m.second.forward(tensor::<B, 2>([6, 2 * D], 3).cast(DType::F64))));
-    }
-}
-
-#[test]
-fn wrong_shapes() {
-    for recipe in [Recipe::Delayed, Recipe::Rowwise] {
         survives(recipe, |m| drop(m.first.forward(tensor::<B, 2>([6, D + 1], 3))));
     }
 }

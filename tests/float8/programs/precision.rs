@@ -3,22 +3,17 @@
 use std::sync::Barrier;
 
 use burn::module::AutodiffModule;
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
+use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{
     FallbackConfig, Float8Config, Float8State, Recipe, StatisticsConfig, float8_autocast, set_float8_enabled,
     without_float8,
 };
 
-use crate::programs::support::models::{Attention, D, Mlp};
+use crate::programs::support::models::{Attention, Mlp};
 use crate::programs::support::{
-    B, F8, Plain, applied, bits, counters, float8_calls, high_precision_calls, layer, layer_of, own_report, panic_of,
-    tensor, train, with_parameters,
+    B, F8, Plain, applied, bits, float8_calls, high_precision_calls, layer, layer_of, mean_square, own_report,
+    panic_of, train, with_parameters, x, x3,
 };
-
-fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
-    tensor([6, D], seed)
-}
 
 /// y and the gradient of `first` without FP8.
 fn without() -> [Vec<u32>; 2] {
@@ -26,16 +21,16 @@ fn without() -> [Vec<u32>; 2] {
     forward_backward(&model)
 }
 
-fn forward_backward<A: burn::tensor::backend::AutodiffBackend>(model: &Mlp<A>) -> [Vec<u32>; 2] {
+fn forward_backward<A: AutodiffBackend>(model: &Mlp<A>) -> [Vec<u32>; 2] {
     let y = model.forward(x::<A>(1));
-    let grads = y.clone().powf_scalar(2.0).mean().backward();
+    let grads = mean_square(y.clone()).backward();
     [bits(y), bits(model.first.weight.grad(&grads).expect("tracked"))]
 }
 
 #[test]
 fn a_submodule_is_switched_off() {
     let [model, other] = [(); 2].map(|()| applied::<B, Attention<B>>(&Float8Config::tensorwise(), Attention::new()));
-    let run = |m: &Attention<B>| drop(m.forward(tensor([2, 4, D], 1)).mean().backward());
+    let run = |m: &Attention<B>| drop(m.forward(x3(1)).mean().backward());
     set_float8_enabled(&model.q, false);
     run(&model);
     // Another model with the same configuration is not affected.
@@ -50,7 +45,7 @@ fn a_submodule_is_switched_off() {
     }
     // Clones and `valid` copies share the switch; the rest of the model does not.
     run(&model.clone());
-    model.valid().forward(tensor([2, 4, D], 1));
+    model.valid().forward(x3(1));
     assert_eq!(float8_calls(&layer_of(&model, "q")), [0; 3]);
     assert_eq!(float8_calls(&layer_of(&model, "k")), [3, 2, 2]);
     set_float8_enabled(&model.valid().q, true);
@@ -61,36 +56,25 @@ fn a_submodule_is_switched_off() {
     assert_eq!(["q", "k", "v", "o"].map(|name| float8_calls(&layer_of(&model, name))[0]), [1, 4, 4, 4]);
 }
 
-/// High-precision evaluation during FP8 training.
+/// A copy in high precision, for evaluations or as a baseline, leaves the FP8 model unchanged.
 #[test]
-fn a_copy_for_evaluation_is_switched_off() {
+fn a_copy_is_switched_off() {
     let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
     let trained = forward_backward(&model);
-    let before = counters(&model);
-    let state = Float8State::export(&model);
-    let evaluation = without_float8(model.valid());
-    assert_eq!(bits(evaluation.forward(x::<F8>(1))), without()[0], "the inner backend's own numbers");
-    let float8 = |counters: &[(String, [[u64; 3]; 3], u64)]| counters.iter().map(|c| c.1[0]).collect::<Vec<_>>();
-    assert_eq!(float8(&counters(&model)), float8(&before));
-    assert_eq!(Float8State::export(&model), state);
+    assert!(trained[0] != without()[0] && trained[1] != without()[1]);
+    let before = (own_report(&model).layers.iter().map(float8_calls).collect::<Vec<_>>(), Float8State::export(&model));
+    let copy = without_float8(model.clone());
+    for copy in [&copy, &copy.clone()] {
+        assert_eq!(forward_backward(copy), without(), "the inner backend's own numbers");
+    }
+    for copy in [without_float8(model.valid()), copy.valid()] {
+        assert_eq!(bits(copy.forward(x::<F8>(1))), without()[0]);
+    }
+    let after = (own_report(&model).layers.iter().map(float8_calls).collect(), Float8State::export(&model));
+    assert_eq!(after, before);
     // The original continues in FP8, and so does another copy.
     assert_eq!(forward_backward(&model), trained);
-    let y = bits(model.valid().forward(x::<F8>(1)));
-    assert_eq!(y, trained[0]);
-    assert_ne!(y, without()[0]);
-}
-
-#[test]
-fn a_copy_that_is_off_has_such_a_backward() {
-    let model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
-    let copy = without_float8(model.clone());
-    assert_eq!(forward_backward(&copy), without());
-    let float8 = forward_backward(&model);
-    assert_ne!(float8, without());
-    assert!(float8_calls(&layer_of(&model, "second")).iter().all(|calls| *calls == 1));
-    // Its copies stay in high precision, too.
-    assert_eq!(bits(copy.valid().forward(x::<F8>(1))), without()[0]);
-    assert_eq!(forward_backward(&copy.clone()), without());
+    assert_eq!(bits(model.valid().forward(x::<F8>(1))), trained[0]);
 }
 
 #[test]
@@ -119,7 +103,7 @@ fn autocast_switches_off_in_a_closure() {
 /// High-precision calls leave no statistics or history, even after an evaluation has cast.
 #[test]
 fn disabled_linears_leave_no_statistics() {
-    let loss = |m: &Mlp<B>, seed: u64| m.forward(x(seed)).powf_scalar(2.0).mean();
+    let loss = |m: &Mlp<B>, seed: u64| mean_square(m.forward(x(seed)));
     // A limit that no tensor meets.
     let limit = FallbackConfig { min_sqnr_db: Some(150.0), ..Default::default() };
     let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(limit);
@@ -149,24 +133,19 @@ fn autocast_switches_off_in_one_thread_of_two() {
     let model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
     let float8 = forward_backward(&model);
     let barrier = Barrier::new(2);
-    let copies = [model.clone(), model.clone()];
-    let [off, on] = std::thread::scope(|scope| {
-        let [first, second] = &copies;
-        let off = scope.spawn(|| {
-            float8_autocast(false, || {
+    let run = |is_on| {
+        let (model, barrier) = (model.clone(), &barrier);
+        move || {
+            float8_autocast(is_on, || {
                 barrier.wait();
-                let ran: Vec<_> = (0..5).map(|_| forward_backward(first)).collect();
+                let ran: Vec<_> = (0..5).map(|_| forward_backward(&model)).collect();
                 barrier.wait();
                 ran
             })
-        });
-        let on = scope.spawn(|| {
-            barrier.wait();
-            let ran: Vec<_> = (0..5).map(|_| forward_backward(second)).collect();
-            barrier.wait();
-            ran
-        });
-        [off, on].map(|thread| thread.join().expect("no panic"))
+        }
+    };
+    let [off, on] = std::thread::scope(|scope| {
+        [run(false), run(true)].map(|run| scope.spawn(run)).map(|thread| thread.join().expect("no panic"))
     });
     assert_eq!(off, vec![without(); 5]);
     assert_eq!(on, vec![float8; 5]);

@@ -5,23 +5,13 @@ use burn::record::{
     BinFileRecorder, BinGzFileRecorder, DoublePrecisionSettings, FileRecorder, FullPrecisionSettings,
     HalfPrecisionSettings, JsonGzFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder, PrettyJsonFileRecorder,
 };
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
 use burn_float8::{Float8Config, Float8State, Recipe};
 
 use crate::programs::support::learner::{Trainable, trainable};
-use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::models::Mlp;
 use crate::programs::support::{
-    B, F8, Plain, applied, bits, float8_calls, layer, layer_of, own_report, tensor, train, with_parameters,
+    B, F8, Plain, applied, bits, float8_calls, layer, layer_of, mean_square, own_report, train, with_parameters, x,
 };
-
-fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
-    tensor([6, D], seed)
-}
-
-fn loss(m: &Mlp<B>, step: u64) -> Tensor<B, 1> {
-    (m.forward(x(step)) * (1.0 + step as f32)).powf_scalar(2.0).mean()
-}
 
 /// Parameters of a `valid` copy have no mappers, so values loaded into them are untagged.
 #[test]
@@ -48,7 +38,7 @@ fn new(seed: u64) -> Trainable<B> {
 }
 
 fn trained() -> Trainable<B> {
-    train(new(1), 0..4, |m, step| loss(&m.net, step)).0
+    train(new(1), 0..4, |m, step| mean_square(m.net.forward(x(step)) * (1.0 + step as f32))).0
 }
 
 /// Saves a trained model to a file and loads it into another.

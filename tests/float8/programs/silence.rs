@@ -6,7 +6,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::programs::support::learner::{fit, trainable};
 use crate::programs::support::models::{D, Mlp};
-use crate::programs::support::{B, own_report, panic_of, tensor, train, with_parameters};
+use crate::programs::support::{B, mean_square, own_report, panic_of, tensor, train, with_parameters, x};
 use crate::support::process::alone;
 
 struct Collect(Mutex<Vec<(Level, String)>>);
@@ -37,7 +37,7 @@ fn program() {
         .with_fallback(fallback);
     let model: Mlp<B> = with_parameters(Mlp::new(), 1);
     let model = config.apply(model).unwrap().0;
-    let (model, _) = train(model, 0..3, |m, step| m.forward(tensor::<B, 2>([6, D], step)).powf_scalar(2.0).mean());
+    let (model, _) = train(model, 0..3, |m, step| mean_square(m.forward(x(step))));
     assert!(own_report(&model).layers[0].fallback.is_some());
     assert!(report(&model).to_string().contains("first"));
     let wide = || drop(model.first.forward(tensor::<B, 2>([6, D + 1], 1)));

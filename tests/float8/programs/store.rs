@@ -1,19 +1,15 @@
 //! burn-store: a converted model saves and loads snapshots in either format, and its layers keep
 //! their precision.
 use burn::module::AutodiffModule;
-use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::{Float8Config, Float8State, Recipe};
 use burn_store::{BurnpackStore, HalfPrecisionAdapter, ModuleSnapshot, ModuleStore, SafetensorsStore};
 
-use crate::programs::support::models::{Attention, D};
+use crate::programs::support::models::Attention;
 use crate::programs::support::{
-    B, F8, Plain, applied, bits, float8_calls, high_precision_calls, layer, own_report, tensor, train, with_parameters,
+    B, F8, Plain, applied, bits, float8_calls, high_precision_calls, layer, mean_square, own_report, train,
+    with_parameters, x3,
 };
-
-fn x<A: Backend>(seed: u64) -> Tensor<A, 3> {
-    tensor([2, 4, D], seed)
-}
 
 fn config(recipe: Recipe) -> Float8Config {
     Float8Config::new(recipe).with_filter_fqns(["k"]).with_strict(true)
@@ -21,11 +17,11 @@ fn config(recipe: Recipe) -> Float8Config {
 
 fn trained(recipe: Recipe) -> Attention<B> {
     let model: Attention<B> = applied(&config(recipe), Attention::new());
-    train(model, 0..3, |m, step| m.forward(x(step)).powf_scalar(2.0).mean()).0
+    train(model, 0..3, |m, step| mean_square(m.forward(x3(step)))).0
 }
 
 fn weights<A: Backend>(m: &Attention<A>) -> Vec<Vec<u32>> {
-    [&m.embed, &m.q, &m.k, &m.v, &m.o].map(|l| bits(l.weight.val())).to_vec()
+    m.linears().map(|l| bits(l.weight.val())).to_vec()
 }
 
 /// Loads into a converted model with other parameters.
@@ -34,15 +30,15 @@ where
     S::Error: core::fmt::Debug,
 {
     let (mut model, _) = config(recipe).apply(with_parameters(Attention::<B>::new(), 2)).unwrap();
-    let before = model.forward(x(9));
-    assert_ne!(bits(before), bits(saved.forward(x(9))));
+    let before = model.forward(x3(9));
+    assert_ne!(bits(before), bits(saved.forward(x3(9))));
     let result = model.load_from(store).unwrap();
     assert!(result.is_success() && result.applied.len() == 5, "{name}: {result}");
     assert_eq!(weights(&model), weights(saved), "{name}");
-    let y = model.forward(x(9));
-    y.clone().powf_scalar(2.0).mean().backward();
+    let y = model.forward(x3(9));
+    mean_square(y.clone()).backward();
     if recipe != Recipe::Delayed {
-        assert_eq!(bits(y), bits(saved.forward(x(9))), "{name}");
+        assert_eq!(bits(y), bits(saved.forward(x3(9))), "{name}");
     }
     for l in &own_report(&model).layers {
         // Forward twice, backward once.
@@ -52,9 +48,9 @@ where
     }
     own_report(&model).verify().unwrap();
     // It continues to train, and its copy without autodiff works.
-    let (model, losses) = train(model, 0..2, |m, step| m.forward(x(step)).powf_scalar(2.0).mean());
+    let (model, losses) = train(model, 0..2, |m, step| mean_square(m.forward(x3(step))));
     assert!(losses.iter().all(|loss| loss.is_finite()));
-    model.valid().forward(x::<F8>(1));
+    model.valid().forward(x3::<F8>(1));
     assert_eq!(float8_calls(layer(&own_report(&model), "k")), [0; 3], "{name}");
     assert!(Float8State::export(&model).step >= 2, "{name}");
 }
@@ -87,7 +83,7 @@ fn snapshots_know_nothing_of_float8() {
     let mut new = Attention::<B>::new();
     new.load_from(&mut SafetensorsStore::from_bytes(Some(bytes))).unwrap();
     let model = config(Recipe::Tensorwise).apply(new).unwrap().0;
-    assert_eq!(bits(model.forward(x(9))), bits(saved.forward(x(9))));
+    assert_eq!(bits(model.forward(x3(9))), bits(saved.forward(x3(9))));
 }
 
 /// Weights loaded in half precision from a file run in FP8 from that dtype.
@@ -99,7 +95,7 @@ fn half_precision_files() {
     let (mut model, _) = config(Recipe::Tensorwise).apply(with_parameters(Attention::<B>::new(), 2)).unwrap();
     model.load_from(&mut SafetensorsStore::from_bytes(Some(store.get_bytes().unwrap()))).unwrap();
     assert_eq!(model.q.weight.val().dtype(), burn::tensor::DType::F16);
-    model.forward(x(1)).sum().backward();
+    model.forward(x3(1)).sum().backward();
     let report = own_report(&model);
     assert_eq!(float8_calls(layer(&report, "q")), [1; 3]);
     assert_eq!(float8_calls(layer(&report, "k")), [0; 3]);

@@ -20,7 +20,8 @@ pub fn layer<B: Float8Backend>(
     config.apply(Linear { weight, bias }).unwrap().0
 }
 
-/// y, dx, dw and, with a bias, db, for x `[.., K]` and dy `[.., N]`.
+/// y, dx, dw and, with a bias, db, for x `[.., K]` and dy `[.., N]`. y and dx must have x's dtype,
+/// and dw and db their parameter's.
 pub fn forward_backward<B: Float8Backend, const D: usize>(
     layer: &Linear<A<B>>,
     x: Tensor<A<B>, D>,
@@ -29,9 +30,14 @@ pub fn forward_backward<B: Float8Backend, const D: usize>(
     let x = x.detach().require_grad();
     let y = layer.forward(x.clone());
     let grads = (y.clone() * dy).sum().backward();
-    let dw = layer.weight.grad(&grads).expect("tracked");
-    let db = layer.bias.as_ref().map(|bias| values(bias.grad(&grads).expect("tracked")));
-    [values(y), values(x.grad(&grads).expect("tracked")), values(dw)].into_iter().chain(db).collect()
+    let (dx, dw) = (x.grad(&grads).expect("tracked"), layer.weight.grad(&grads).expect("tracked"));
+    assert_eq!([y.dtype(), dx.dtype(), dw.dtype()], [x.dtype(), x.dtype(), layer.weight.dtype()]);
+    let db = layer.bias.as_ref().map(|bias| {
+        let db = bias.grad(&grads).expect("tracked");
+        assert_eq!(db.dtype(), bias.dtype());
+        values(db)
+    });
+    [values(y), values(dx), values(dw)].into_iter().chain(db).collect()
 }
 
 /// Results of a linear from values: x `[M, K]`, w `[K, N]`, dy `[M, N]`.

@@ -3,10 +3,18 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Tensor, activation, backend::Backend};
 
+use super::normal;
+use super::operand::tensor;
+
 /// Width of the model.
 pub const D: usize = 16;
 /// Width of the feed-forward layer.
 pub const FF: usize = 32;
+
+/// Input `[2, 4, D]`.
+pub fn input<B: Backend>(seed: u64) -> Tensor<B, 3> {
+    tensor(normal(2 * 4 * D, seed), [2, 4, D])
+}
 
 /// One transformer block.
 #[derive(Module, Debug)]

@@ -45,7 +45,7 @@ pub fn matrix(
 }
 
 /// `A [M, K] · B [N, K]ᵀ`
-pub fn product(a: &Factor, b: &Factor, len: usize) -> Exact {
+fn product(a: &Factor, b: &Factor, len: usize) -> Exact {
     Exact { elements: products(a, b), len }
 }
 

@@ -6,20 +6,19 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn_float8::{
-    Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, Recipe,
+    Float8, Float8Config, Float8LinearConfig, Float8State, Recipe,
     backend::Float8Backend,
     begin_float8_step,
-    config::{AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, Format, Granularity, Operand},
+    config::{AmaxComputeAlgo, DelayedScaling},
     report,
-    report::Gemm,
 };
 
 use crate::on_cpu_and_wgpu;
-use crate::support::model::{D, Model};
-use crate::support::normal;
+use crate::support::model::{D, Model, input};
 use crate::support::operand::{tensor, values};
 use crate::support::oracle::{self, assert_within};
 use crate::support::runtime::Flex;
+use crate::support::{mean_square, normal, train, updated};
 
 type A<B> = Float8<Autodiff<B>>;
 
@@ -66,12 +65,6 @@ impl History {
 
 fn amax(values: &[f32]) -> f32 {
     values.iter().fold(0f32, |m, v| if v.is_nan() || m.is_nan() { f32::NAN } else { m.max(v.abs()) })
-}
-
-/// Replaces the weight with a new tensor, as an optimizer does.
-fn rebuild<B: Float8Backend>(linear: Linear<A<B>>, factor: f32) -> Linear<A<B>> {
-    let weight = linear.weight.map(|w| (w.clone() + w * (factor - 1.0)).detach().require_grad());
-    Linear { weight, ..linear }
 }
 
 fn follows_its_history<B: Float8Backend>(runtime: &str, config: Float8LinearConfig) {
@@ -125,7 +118,7 @@ fn follows_its_history<B: Float8Backend>(runtime: &str, config: Float8LinearConf
         for (history, observed) in histories.iter_mut().zip(&observed) {
             history.step(observed);
         }
-        linear = rebuild(linear, 1.25);
+        linear = updated(linear);
     }
     let ran = &report(&linear).layers[0];
     assert_eq!(ran.policy, "delayed");
@@ -144,19 +137,19 @@ fn delayed_scales_follow_their_history() {
     on_cpu_and_wgpu!(histories_on);
 }
 
+fn model(config: Float8LinearConfig, blocks: usize) -> Model<A<Flex>> {
+    Float8Config::from(config).apply(Model::new(blocks)).unwrap().0
+}
+
+/// Trains on inputs that double in each step.
+fn trained(model: Model<A<Flex>>, steps: u64) -> Model<A<Flex>> {
+    train(model, 0..steps, |m, step| mean_square(m.forward(input(step) * 2f32.powi(step as i32)))).0
+}
+
 /// q, k and v share x: the first layer that casts it owns the history, forward and backward.
 #[test]
 fn sharers_use_the_first_layers_history() {
-    let config = Float8Config::from(config(4, AmaxComputeAlgo::Max, 0));
-    let mut model = config.apply(Model::<A<Flex>>::new(1)).unwrap().0;
-    let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
-    for seed in 0..2 {
-        let x = tensor::<A<Flex>, 3>(normal(2 * 4 * D, seed), [2, 4, D]);
-        let grads = model.forward(x).powf_scalar(2.0).mean().backward();
-        let grads = GradientsParams::from_grads(grads, &model);
-        model = optimizer.step(1e-3, model, grads);
-    }
-    let state = Float8State::export(&model);
+    let state = Float8State::export(&trained(model(config(4, AmaxComputeAlgo::Max, 0), 1), 2));
     let inputs = |name: &str| state.layers[&format!("blocks.0.{name}")].input.is_some();
     assert_eq!(["q", "k", "v", "gate", "up"].map(inputs), [true, false, false, true, false]);
 }
@@ -172,22 +165,17 @@ fn inputs(model: &Model<A<Flex>>, layer: &str) -> Vec<f32> {
 /// other layers.
 #[test]
 fn layers_may_skip_steps() {
-    let config = Float8Config::from(config(16, AmaxComputeAlgo::MostRecent, 0));
-    let mut model = config.apply(Model::<A<Flex>>::new(2)).unwrap().0;
-    let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
-    for step in 0..6 {
-        let x = tensor::<A<Flex>, 3>(normal(2 * 4 * D, step), [2, 4, D]) * 2f32.powi(step as i32);
+    let (model, _) = train(model(config(16, AmaxComputeAlgo::MostRecent, 0), 2), 0..6, |m, step| {
+        let x = input(step) * 2f32.powi(step as i32);
         // Step 2 uses only the head.
-        let y = if step == 2 { model.head.forward(x) } else { model.forward(x) };
-        let grads = GradientsParams::from_grads(y.powf_scalar(2.0).mean().backward(), &model);
-        model = optimizer.step(1e-3, model, grads);
-    }
+        mean_square(if step == 2 { m.head.forward(x) } else { m.forward(x) })
+    });
     // Ends the last step.
-    model.valid().forward(tensor(normal(2 * 4 * D, 9), [2, 4, D]));
+    model.valid().forward(input(9));
     assert_eq!(Float8State::export(&model).step, 7);
     let (q, head) = (inputs(&model, "blocks.0.q"), inputs(&model, "head"));
     assert_eq!((q.len(), head.len()), (5, 6));
-    let amax = |step: u64| normal(2 * 4 * D, step).iter().fold(0f32, |m, v| m.max(v.abs())) * 2f32.powi(step as i32);
+    let amax = |step: u64| amax(&normal(2 * 4 * D, step)) * 2f32.powi(step as i32);
     assert_eq!(q, [5, 4, 3, 1, 0].map(amax), "newest first");
 }
 
@@ -196,10 +184,9 @@ fn layers_may_skip_steps() {
 /// micro-batches.
 #[test]
 fn linears_without_backward_have_histories() {
-    let x = |seed: u64, factor: f32| tensor::<A<Flex>, 3>(normal(2 * 4 * D, seed), [2, 4, D]) * factor;
     let new = Model::<A<Flex>>::new(2);
     // Parameters are drawn when first read, so clones would draw others.
-    new.forward(x(0, 1.0));
+    new.forward(input(0));
     let run = |evaluates: bool| {
         let config = Float8Config::from(config(16, AmaxComputeAlgo::MostRecent, 2));
         let mut model = config.apply(new.clone()).unwrap().0;
@@ -207,7 +194,7 @@ fn linears_without_backward_have_histories() {
         let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
         let evaluate = |model: &Model<A<Flex>>| {
             if evaluates {
-                model.clone().no_grad().forward(x(9, 100.0));
+                model.clone().no_grad().forward(input(9) * 100.0);
             }
         };
         for step in 0..4 {
@@ -215,8 +202,8 @@ fn linears_without_backward_have_histories() {
             let mut accumulator = GradientsAccumulator::new();
             for micro_batch in 0..2 {
                 evaluate(&model);
-                let y = model.forward(x(2 * step + micro_batch, 2f32.powi(step as i32)));
-                let grads = GradientsParams::from_grads(y.powf_scalar(2.0).mean().backward(), &model);
+                let y = model.forward(input(2 * step + micro_batch) * 2f32.powi(step as i32));
+                let grads = GradientsParams::from_grads(mean_square(y).backward(), &model);
                 accumulator.accumulate(&model, grads);
                 evaluate(&model);
             }
@@ -227,22 +214,26 @@ fn linears_without_backward_have_histories() {
     let model = run(false);
     let state = Float8State::export(&model);
     assert!(Float8State::export(&run(true)) == state);
-    let amax = |step: u64| {
-        let of = |seed: u64| normal(2 * 4 * D, seed).iter().fold(0f32, |m, v| m.max(v.abs()));
+    let largest = |step: u64| {
+        let of = |seed: u64| amax(&normal(2 * 4 * D, seed));
         of(2 * step).max(of(2 * step + 1)) * 2f32.powi(step as i32)
     };
     let q = &state.layers["blocks.0.q"];
     let observed = q.input.as_ref().map(|input| f32::from_bits(input.observed[0]));
-    assert_eq!((observed, inputs(&model, "blocks.0.q")), (Some(amax(3)), [2, 1, 0].map(amax).to_vec()), "newest first");
+    assert_eq!(
+        (observed, inputs(&model, "blocks.0.q")),
+        (Some(largest(3)), [2, 1, 0].map(largest).to_vec()),
+        "newest first"
+    );
     assert!(q.grad_output.is_none());
     // A frozen weight is cast again once its history gives another scale than in the first step, as
     // in a resumed run.
-    let frozen = values(model.blocks[0].q.weight.val()).iter().fold(0f32, |m, v| m.max(v.abs()));
+    let frozen = amax(&values(model.blocks[0].q.weight.val()));
     let history = &q.weight.as_ref().unwrap().history;
     assert_eq!(history[..4], [frozen, frozen, frozen, 0.0].map(f32::to_bits));
     let report = report(&model);
     let [x, w] = &report.layers.iter().find(|layer| layer.name == "blocks.0.q").unwrap().fprop.operands;
-    assert_eq!([x.scale, w.scale], [amax(2), frozen].map(|amax| Some(448.0 / (amax * 4.0))));
+    assert_eq!([x.scale, w.scale], [largest(2), frozen].map(|amax| Some(448.0 / (amax * 4.0))));
     assert_eq!(inputs(&model, "head").len(), 3);
 }
 
@@ -262,8 +253,7 @@ fn weights_may_be_computed_in_forward() {
                 let x = tensor::<A<Flex>, 2>(normal(M * K, 10 * step + micro_batch), [M, K]);
                 burn::tensor::module::linear(x, weight(linear.weight.val()), None).sum().backward();
             }
-            // An update like an optimizer's.
-            linear.weight = linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad());
+            linear = updated(linear);
         }
         Float8State::export(&linear).step
     };
@@ -275,57 +265,27 @@ fn weights_may_be_computed_in_forward() {
     assert_eq!(steps(&merged, true), 3);
 }
 
-/// Casts that only fprop or only wgrad delays have histories too.
-#[test]
-fn every_delayed_cast_has_a_history() {
-    let of = |casts: Casts| {
-        let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
-        let config = Float8LinearConfig::new(Recipe::Delayed).with_casts(casts);
-        let linear: Linear<A<Flex>> = Float8Config::from(config).apply(linear).unwrap().0;
-        let x = tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad();
-        linear.forward(x).sum().backward();
-        let state = Float8State::export(&linear).layers.remove("linear").unwrap();
-        [state.input, state.weight, state.grad_output].map(|amax| amax.is_some())
-    };
-    let delayed = Recipe::Delayed.casts();
-    let dynamic = CastConfig::dynamic(Granularity::Tensor, Format::E4m3);
-    assert_eq!(of(delayed), [true; 3]);
-    assert_eq!(of(delayed.with(Operand::INPUT_T, dynamic)), [true; 3]);
-    assert_eq!(of(delayed.with(Operand::INPUT, dynamic)), [true; 3]);
-    let no_wgrad = delayed.without(Gemm::Wgrad);
-    assert_eq!(of(no_wgrad), [true; 3]);
-}
-
 #[test]
 fn a_state_of_another_model_is_an_error() {
-    type B = A<Flex>;
-    let delayed = Float8Config::from(config(5, AmaxComputeAlgo::Max, 0));
-    let mut model = delayed.apply(Model::<B>::new(2)).unwrap().0;
-    let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
-    for _ in 0..2 {
-        let loss = model.forward(tensor(normal(2 * 4 * D, 1), [2, 4, D])).powf_scalar(2.0).mean();
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(1e-3, model, grads);
-    }
-    let state = Float8State::export(&model);
-    let smaller = delayed.apply(Model::<B>::new(1)).unwrap().0;
-    let error = state.restore(&smaller).unwrap_err();
-    let Float8Error::State { layer, what } = &error else { panic!("{error}") };
-    assert!(layer.starts_with("blocks.1.") && what == "the model has no converted linear of this name", "{error}");
-    let longer = Float8Config::from(config(6, AmaxComputeAlgo::Max, 0));
-    let error = state.restore(&longer.apply(Model::<B>::new(2)).unwrap().0).unwrap_err();
-    let text = error.to_string();
-    assert!(text.contains("amax_history_len: 5") && text.contains("amax_history_len: 6"), "{text}");
-    let tensorwise = Float8Config::tensorwise().apply(Model::<B>::new(2)).unwrap().0;
-    assert!(state.restore(&tensorwise).unwrap_err().to_string().contains("the configuration none: tensorwise"));
+    let history = |len| config(len, AmaxComputeAlgo::Max, 0);
+    let (five, trained) = (history(5), trained(model(history(5), 2), 2));
+    let state = Float8State::export(&trained);
+    let error = |state: &Float8State, model: &Model<A<Flex>>| state.restore(model).unwrap_err().to_string();
+    let filtered = Float8Config::from(five.clone()).with_filter_fqns(["head"]).apply(Model::new(2)).unwrap().0;
     let mut broken = state.clone();
     broken.step = u64::MAX;
-    let amax = broken.layers.get_mut("head").unwrap().input.as_mut().unwrap();
-    amax.scaling_amax = Some(f32::NAN.to_bits());
-    assert!(broken.restore(&model).unwrap_err().to_string().contains("an amax of input is NaN"));
+    broken.layers.get_mut("head").unwrap().input.as_mut().unwrap().scaling_amax = Some(f32::NAN.to_bits());
+    for (state, model, texts) in [
+        (&state, model(five, 1), ["blocks.1.", "the model has no converted linear of this name"]),
+        (&state, model(history(6), 2), ["amax_history_len: 5", "amax_history_len: 6"]),
+        (&state, model(Float8LinearConfig::new(Recipe::Tensorwise), 2), ["the configuration none", ": tensorwise"]),
+        (&state, filtered, ["head", "high precision"]),
+        (&broken, trained.clone(), ["head", "an amax of input is NaN"]),
+    ] {
+        let error = error(state, &model);
+        assert!(texts.iter().all(|text| error.contains(text)), "{error}");
+    }
     broken.layers.clear();
-    broken.restore(&model).unwrap();
-    model.forward(tensor(normal(2 * 4 * D, 1), [2, 4, D]));
-    let filtered = delayed.clone().with_filter_fqns(["head"]).apply(Model::<B>::new(2)).unwrap().0;
-    assert!(state.restore(&filtered).unwrap_err().to_string().contains("high precision"));
+    broken.restore(&trained).unwrap();
+    trained.forward(input(1));
 }

@@ -1,19 +1,19 @@
 //! Contents of a saved state of delayed scaling, and their effect when restored.
 use burn::backend::Autodiff;
-use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{
     Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, Recipe,
-    config::Casts,
+    config::{CastConfig, Casts, Format, Granularity, Operand},
     report,
     report::{Gemm, LayerState},
 };
 
-use crate::support::model::{D, Model};
-use crate::support::normal;
+use crate::support::model::{Model, input};
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
+use crate::support::{mean_square, normal, updated};
 
 type A = Float8<Autodiff<Flex>>;
 
@@ -35,17 +35,6 @@ fn run(linear: &Linear<A>, [fx, fdy]: [f32; 2]) {
     (linear.forward(x.require_grad()) * dy).sum().backward();
 }
 
-/// Replaces each weight with a new tensor, as an optimizer does.
-fn updated<T: Module<A>>(model: T) -> T {
-    struct Update;
-    impl ModuleMapper<A> for Update {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<A, D>>) -> Param<Tensor<A, D>> {
-            param.map(|w| (w.clone() - w * 0.1).detach().require_grad())
-        }
-    }
-    model.map(&mut Update)
-}
-
 /// The model after an update, and the state after the step has ended.
 fn ended(linear: Linear<A>) -> (Linear<A>, LayerState) {
     let linear = updated(linear);
@@ -57,6 +46,20 @@ fn ended(linear: Linear<A>) -> (Linear<A>, LayerState) {
 fn state(linear: &Linear<A>) -> LayerState {
     linear.valid().forward(tensor(normal(M * K, 1), [M, K]));
     Float8State::export(linear).layers.remove("linear").unwrap()
+}
+
+/// Casts that only fprop or only wgrad delays have histories too.
+#[test]
+fn every_delayed_cast_has_a_history() {
+    let delayed = Recipe::Delayed.casts();
+    let dynamic = CastConfig::dynamic(Granularity::Tensor, Format::E4m3);
+    let mixed = [Operand::INPUT_T, Operand::INPUT].map(|operand| delayed.with(operand, dynamic));
+    for casts in mixed.into_iter().chain([delayed, delayed.without(Gemm::Wgrad)]) {
+        let linear = linear(casts);
+        run(&linear, [1.0, 1.0]);
+        let state = Float8State::export(&linear).layers.remove("linear").unwrap();
+        assert!(state.input.is_some() && state.weight.is_some() && state.grad_output.is_some(), "{casts:?}");
+    }
 }
 
 #[test]
@@ -123,8 +126,8 @@ fn first_steps_of_zeros_resume_with_a_scale_of_one() {
 #[test]
 fn casts_without_a_history_resume_beside_others() {
     let new = || Float8Config::new(Recipe::Delayed).apply(Model::<A>::new(1)).unwrap().0;
-    let x = |step: u64| tensor::<A, 3>(normal(2 * 4 * D, step), [2, 4, D]) * (1.0 + step as f32);
-    let backward = |y: Tensor<A, 3>| drop(y.powf_scalar(2.0).mean().backward());
+    let x = |step: u64| input::<A>(step) * (1.0 + step as f32);
+    let backward = |y: Tensor<A, 3>| drop(mean_square(y).backward());
     let model = new();
     // The first step skips everything except the head.
     backward(model.head.forward(x(0)));
@@ -142,7 +145,7 @@ fn casts_without_a_history_resume_beside_others() {
         let bits: Vec<_> = values(y.clone()).into_iter().map(f32::to_bits).collect();
         backward(y);
         let model = updated(model);
-        model.valid().forward(tensor(normal(2 * 4 * D, 3), [2, 4, D]));
+        model.valid().forward(input(3));
         (bits, Float8State::export(&model))
     };
     assert!(go_on(resumed) == go_on(model));
@@ -152,11 +155,11 @@ fn casts_without_a_history_resume_beside_others() {
 #[test]
 fn a_layer_that_returns_is_scaled_by_its_own_amax() {
     let mut model = Float8Config::new(Recipe::Delayed).apply(Model::<A>::new(1)).unwrap().0;
-    let x = |step: u64| tensor::<A, 3>(normal(2 * 4 * D, step), [2, 4, D]) * (1.0 + step as f32);
+    let x = |step: u64| input::<A>(step) * (1.0 + step as f32);
     let scale_of = |step| Some(448.0 / x(step).abs().max().into_scalar());
     for (step, expected) in [(0, Some(0)), (1, Some(0)), (2, None), (3, Some(3))] {
         let y = if expected.is_some() { model.forward(x(step)) } else { model.head.forward(x(step)) };
-        y.powf_scalar(2.0).mean().backward();
+        mean_square(y).backward();
         let layers = report(&model).layers;
         let q = layers.iter().find(|layer| layer.name == "blocks.0.q").unwrap();
         if let Some(expected) = expected {

@@ -16,7 +16,7 @@ use crate::on_cpu_and_wgpu;
 use crate::support::linear::from_values;
 use crate::support::operand::tensor;
 use crate::support::runtime::Flex;
-use crate::support::{normal, oracle};
+use crate::support::{normal, oracle, updated};
 
 type A<B> = Float8<Autodiff<B>>;
 
@@ -34,8 +34,7 @@ fn step<B: Float8Backend>(linear: Linear<A<B>>, xs: &[f32]) -> Linear<A<B>> {
     let x = tensor::<A<B>, 2>(xs.to_vec(), [M, K]).require_grad();
     let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
     (linear.forward(x) * dy).sum().backward();
-    // An update like an optimizer's.
-    Linear { weight: linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad()), ..linear }
+    updated(linear)
 }
 
 fn layer<B: Float8Backend>(linear: &Linear<A<B>>) -> LayerReport {

@@ -2,7 +2,7 @@
 mod adamw;
 mod delayed;
 mod delayed_state;
-mod golden_trajectory;
+mod golden_llama;
 mod health;
 mod recipes;
 mod schedule;

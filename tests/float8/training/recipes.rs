@@ -6,38 +6,33 @@ use burn::tensor::activation::softmax;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
+use burn_float8::config::{CastConfig, Casts};
 use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Recipe, Report, backend::Float8Backend, report, report::Role,
 };
-use kernel_tests::Factor;
-use test_data::transpose;
 
 use crate::on_cpu_and_wgpu;
 use crate::support::linear::{forward_backward, layer};
 use crate::support::model::{D, Model};
 use crate::support::operand::{tensor, values};
-use crate::support::oracle::product;
 use crate::support::runtime::Flex;
-use crate::support::{normal, sqnr};
+use crate::support::{normal, oracle, sqnr};
 
 type A<B> = Float8<Autodiff<B>>;
 
 /// SQNR of y, dx and dw against products in f64, for normal x, w and dy.
 #[test]
 fn a_linear_keeps_its_signal() {
-    let [m, k, n] = [128, 256, 320];
+    let shape @ [m, k, n] = [128, 256, 320];
     let [x, w, dy] = [normal(m * k, 1), normal(k * n, 2), normal(m * n, 3)];
-    let [xt, wt, dyt] = [(&x, [m, k]), (&w, [k, n]), (&dy, [m, n])].map(|(x, shape)| transpose(x, shape));
-    let plain = |a: &[f32], b: &[f32], [rows, len, cols]: [usize; 3]| -> Vec<f32> {
-        let product = product(&Factor::plain(a, [rows, len]), &Factor::plain(b, [cols, len]), len);
-        product.elements.iter().map(|element| element.want as f32).collect()
-    };
-    let exact = [plain(&x, &wt, [m, k, n]), plain(&dy, &w, [m, n, k]), plain(&xt, &dyt, [k, m, n])];
+    let off = CastConfig::disabled();
+    let off = Float8LinearConfig::new(Recipe::Tensorwise).with_casts(Casts::new(off, off, off));
+    let exact = oracle::linear([&x, &w, &dy], shape, None, &off, [None; 3]);
     for recipe in Recipe::ALL {
         let layer = layer::<Flex>(&Float8Config::new(recipe), tensor(w.clone(), [k, n]), None);
         let ours = forward_backward(&layer, tensor(x.clone(), [m, k]), tensor::<_, 2>(dy.clone(), [m, n]));
         for (((what, ours), exact), floor) in ["y", "dx", "dw"].iter().zip(&ours).zip(&exact).zip([27.0, 24.0, 24.0]) {
-            let sqnr = sqnr(ours, exact);
+            let sqnr = sqnr(ours, &exact.elements.iter().map(|element| element.want as f32).collect::<Vec<_>>());
             println!("{recipe} {what}: {sqnr:.1} dB");
             assert!(sqnr >= floor, "{recipe} {what}: {sqnr} dB");
         }

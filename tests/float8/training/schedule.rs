@@ -4,16 +4,16 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn_float8::{Float8, Float8Config, PrecisionSchedule, Recipe, Span, report, set_float8_enabled};
 
-use crate::support::model::{D, Model};
-use crate::support::operand::{tensor, values};
+use crate::support::model::{Model, input};
+use crate::support::operand::values;
 use crate::support::runtime::Flex;
-use crate::support::{normal, verify};
+use crate::support::{mean_square, verify};
 
 type B = Float8<Autodiff<Flex>>;
 
 /// One step. Returns the updated model and the bits of the loss.
 fn step(model: Model<B>, optimizer: &mut impl Optimizer<Model<B>, B>, seed: u64) -> (Model<B>, u32) {
-    let loss = model.forward(tensor(normal(2 * 4 * D, seed), [2, 4, D])).powf_scalar(2.0).mean();
+    let loss = mean_square(model.forward(input(seed)));
     let grads = GradientsParams::from_grads(loss.backward(), &model);
     (optimizer.step(1e-2, model, grads), values(loss)[0].to_bits())
 }

@@ -6,8 +6,8 @@ use float8_kernels::{MatrixView, amax, reference};
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::data::{BF16, Content, DTYPES, F32, same};
-use crate::device::{Layout, poison, read_f32, upload};
+use crate::data::{BF16, Content, DTYPES, F32};
+use crate::device::{Layout, must_be, poison, read_f32, upload};
 use crate::input::{Input, far_places};
 use crate::shapes::{LARGE, SHAPES};
 
@@ -50,8 +50,7 @@ fn peaks() -> Vec<Input> {
 
 fn check_view<R: Runtime>(client: &ComputeClient<R>, view: &MatrixView, want: f32) -> Result<(), Failure> {
     poison(client, &[4; 4])?;
-    let got = read_f32(client, amax(client, view)?)?;
-    if got.len() == 1 && same(got[0], want) { Ok(()) } else { Err(wrong!("{got:?}, not {want:e}")) }
+    must_be(&read_f32(client, amax(client, view)?)?, &[want], 1)
 }
 
 fn check<R: Runtime>(client: &ComputeClient<R>, input: Input) -> Result<f64, Failure> {

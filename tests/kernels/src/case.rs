@@ -16,6 +16,18 @@ pub enum Size {
     Full,
 }
 
+/// Name of a variant in case names: `OneNan` becomes `one-nan`.
+pub(crate) fn kebab(variant: &impl fmt::Debug) -> String {
+    let mut name = String::new();
+    for c in format!("{variant:?}").chars() {
+        if c.is_uppercase() && !name.is_empty() {
+            name.push('-');
+        }
+        name.extend(c.to_lowercase());
+    }
+    name
+}
+
 /// A case that has not run yet.
 pub struct Case<'a> {
     /// Kernel, shape and further words, separated by spaces. The first word is the kernel.

@@ -8,6 +8,8 @@ use float8_kernels::check::{floats, in_dtype};
 use test_data::normal;
 pub(crate) use test_data::{Random, same, transpose};
 
+use crate::case::kebab;
+
 /// `f32`
 pub const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 /// `f16`
@@ -117,23 +119,7 @@ impl Content {
 
 impl fmt::Display for Content {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Content::Values => "values",
-            Content::Spiced => "spiced",
-            Content::Mild => "mild",
-            Content::Zeros => "zeros",
-            Content::Subnormals => "subnormals",
-            Content::Least => "least",
-            Content::Huge => "huge",
-            Content::Ties => "ties",
-            Content::OneNan => "one-nan",
-            Content::OneInf => "one-inf",
-            Content::Ends => "ends",
-            Content::Peaks => "peaks",
-            Content::Constants => "constants",
-            Content::Normal => "normal",
-            Content::Bits => "bits",
-        })
+        f.write_str(&kebab(self))
     }
 }
 

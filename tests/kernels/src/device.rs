@@ -8,7 +8,8 @@ use cubecl::server::Handle;
 use float8_kernels::{MatrixView, VectorView};
 
 use crate::Failure;
-use crate::data::to_dtype;
+use crate::case::{kebab, wrong};
+use crate::data::{same, to_dtype};
 
 /// Waits for the device and returns its error.
 pub(crate) fn sync<R: Runtime>(client: &ComputeClient<R>) -> Result<(), Failure> {
@@ -26,6 +27,22 @@ pub(crate) fn read<R: Runtime>(client: &ComputeClient<R>, handle: Handle) -> Res
 
 pub(crate) fn read_f32<R: Runtime>(client: &ComputeClient<R>, handle: Handle) -> Result<Vec<f32>, Failure> {
     Ok(read(client, handle)?.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect())
+}
+
+/// Checks that both have the same floats, bit for bit; NaN equals NaN. Elements are named by row and
+/// column, for rows of `width`.
+pub(crate) fn must_be(got: &[f32], want: &[f32], width: usize) -> Result<(), Failure> {
+    if got.len() != want.len() {
+        return Err(wrong!("{} values, not {}", got.len(), want.len()));
+    }
+    let differ = |i: &usize| !same(got[*i], want[*i]);
+    match (0..got.len()).find(differ) {
+        Some(i) => {
+            let (at, differ) = ([i / width, i % width], (0..got.len()).filter(differ).count());
+            Err(wrong!("{at:?} is {:e}, not {:e}; {differ} differ", got[i], want[i]))
+        }
+        None => Ok(()),
+    }
 }
 
 pub(crate) fn upload_f32<R: Runtime>(client: &ComputeClient<R>, x: &[f32]) -> Handle {
@@ -99,18 +116,10 @@ impl Layout {
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Layout::RowMajor => "row-major",
-            Layout::ColumnMajor => "column-major",
-            Layout::Pitched => "pitched",
-            Layout::AlignedPitch => "aligned-pitch",
-            Layout::Gapped => "gapped",
-            Layout::Offset => "offset",
-            Layout::RepeatedRow => "repeated-row",
-            Layout::RepeatedColumn => "repeated-column",
-            Layout::RepeatedElement => "repeated-element",
-            Layout::Strided { offset, strides: [row, col] } => return write!(f, "strided {offset}+{row},{col}"),
-        })
+        match self {
+            Layout::Strided { offset, strides: [row, col] } => write!(f, "strided {offset}+{row},{col}"),
+            layout => f.write_str(&kebab(layout)),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use float8_kernels::{Format, GEMV_ROWS, Granularity, supports};
 use crate::Failure;
 use crate::case::{Cases, wrong};
 use crate::data::DTYPES;
+use crate::device::must_be;
 use crate::gemm::{Gemm, Memory, check, multiply};
 use crate::matrix::{Codes, HostMatrix};
 
@@ -57,16 +58,8 @@ fn check_alone<R: Runtime>(client: &ComputeClient<R>, granularity: Granularity) 
         };
         let together = rows(0, GEMV_ROWS)?;
         for (from, to) in (0..GEMV_ROWS).flat_map(|from| (from + 1..=GEMV_ROWS).map(move |to| (from, to))) {
-            let (got, want) = (rows(from, to)?, &together[from * n..to * n]);
-            if let Some(i) = got.iter().zip(want).position(|(got, want)| got.to_bits() != want.to_bits()) {
-                return Err(wrong!(
-                    "row {} of rows {from}..{to} is {:e} in column {}, not {:e}",
-                    from + i / n,
-                    got[i],
-                    i % n,
-                    want[i]
-                ));
-            }
+            let same = must_be(&rows(from, to)?, &together[from * n..to * n], n);
+            same.map_err(|failure| wrong!("rows {from}..{to}: {failure}"))?;
         }
     }
     Ok(0.0)

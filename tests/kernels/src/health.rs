@@ -59,9 +59,6 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
             add(Input { content: Content::Mild, ..Input::new(shape, dtype) }, format);
         }
     }
-    for format in Format::ALL {
-        add(Input { content: Content::Normal, ..Input::new([256, 512], F32) }, format);
-    }
     // Many steps of the largest grid.
     let input = Input { content: Content::Ends, ..Input::new([1031, 4103], F32) };
     let scale_mode = ScaleMode::PowerOfTwo;
@@ -114,24 +111,8 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
         }
         let want = reference::health(&x, &HostMatrix::read(client, &operand)?.view());
         worst = worst.max(compare(&got, &want)?);
-        if input.content == Content::Normal {
-            let (got, floor) = (got.sqnr_db().unwrap_or(f64::NAN), least_db(cast));
-            if got.is_nan() || got < floor {
-                return Err(wrong!("{got} dB, less than {floor}"));
-            }
-        }
     }
     Ok(worst)
-}
-
-/// SQNR floor in dB. torchao requires 25 dB; normal inputs keep more, at 6 dB a bit of mantissa.
-fn least_db(cast: Cast) -> f64 {
-    match (cast.format, cast.granularity) {
-        // Power-of-two scales may leave a bit unused.
-        (Format::E4m3, Granularity::Block1x32) => 30.0,
-        (Format::E4m3, _) => 31.0,
-        (Format::E5m2, _) => 25.0,
-    }
 }
 
 /// Compares counts exactly, signal within f32 summation, and noise within the rounding of `x̂`.

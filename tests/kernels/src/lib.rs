@@ -57,17 +57,18 @@ mod worker;
 use cubecl::prelude::*;
 
 pub use case::{Case, Failure, Size, caught};
+pub use cast::casts;
 pub use compare::{EMULATE, FAST, PRECISE};
 pub use data::{BF16, DTYPES, F16, F32};
 pub use device::poison;
 pub use gemm::{Gemm, Memory};
-pub use golden::{Goldens, visit_goldens};
+pub use golden::visit_goldens;
 pub use grouped::{GroupSizes, GroupedGemm};
 pub use linear::{visit_golden_linears, visit_linears};
 pub use matrix::{Codes, HostMatrix, MX};
 pub use oracle::{Element, Factor, products};
 pub use supervise::{CaseFailure, Done, Limits, Progress, StartError, supervise};
-pub use vectors::{CastVector, mx_vectors, quantize_vectors};
+pub use vectors::{CastVector, Goldens};
 pub use worker::Worker;
 
 /// Passes every case to `visit`, which decides what to run.

@@ -10,7 +10,7 @@ use float8_kernels::reference::{HostOperand, HostQuantized, decode, encode, quan
 use float8_kernels::{Cast, Format, Granularity, InvScale, Operand, ScaleCalculationMode, ScaleMode, row_words};
 
 use crate::Failure;
-use crate::case::wrong;
+use crate::case::{kebab, wrong};
 use crate::data::{Random, same};
 use crate::device::{read, read_f32};
 
@@ -80,17 +80,7 @@ impl Codes {
 
 impl fmt::Display for Codes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Codes::Random => "random",
-            Codes::PowersOfTwo => "powers-of-two",
-            Codes::Exact => "exact",
-            Codes::Zeros => "zeros",
-            Codes::NanCode => "nan-code",
-            Codes::InfCode => "inf-code",
-            Codes::NanScale => "nan-scale",
-            Codes::EachLeft => "each-left",
-            Codes::EachRight => "each-right",
-        })
+        f.write_str(&kebab(self))
     }
 }
 
@@ -200,7 +190,10 @@ impl HostMatrix {
     }
 
     /// Checks that all codes and scales equal `want`, bit for bit; NaN equals NaN.
-    pub(crate) fn must_be(&self, want: &Self) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn must_be(&self, want: &Self) -> Result<(), Failure> {
         if (self.shape, self.format, self.granularity) != (want.shape, want.format, want.granularity) {
             return Err(wrong!("{:?} {} {}", self.shape, self.format, self.granularity));
         }

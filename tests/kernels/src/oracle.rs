@@ -132,12 +132,14 @@ mod tests {
             for (j, right) in Granularity::ALL.into_iter().enumerate() {
                 let a = HostMatrix::new(Codes::Random, [m, k], Format::ALL[i % 2], left, 1);
                 let b = HostMatrix::new(Codes::Random, [n, k], Format::ALL[j % 2], right, 2);
-                let want = scaled_gemm_f64(&a.view(), &b.view(), None);
+                let bias: Vec<f32> = (0..n).map(|i| i as f32 - 2.5).collect();
+                let want = scaled_gemm_f64(&a.view(), &b.view(), Some(&bias));
                 let size = scaled_gemm_f64(&a.magnitudes().view(), &b.magnitudes().view(), None);
                 let rows = [132, 0, 5];
                 for (place, got) in product(&a, &b, &rows).iter().enumerate() {
                     let at = rows[place / n] * n + place % n;
-                    assert!((got.want - want[at]).abs() <= 1e-12 * size[at], "{got:?}, not {}", want[at]);
+                    let sum = got.want + f64::from(bias[place % n]);
+                    assert!((sum - want[at]).abs() <= 1e-12 * size[at], "{sum}, not {}", want[at]);
                     assert!((got.size - size[at]).abs() <= 1e-12 * size[at], "{got:?}, not {}", size[at]);
                 }
             }

@@ -7,8 +7,7 @@ use float8_kernels::{Format, Granularity, KernelError, dequantize_to_f32, row_wo
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::data::same;
-use crate::device::{poison, read_f32};
+use crate::device::{must_be, poison, read_f32};
 use crate::matrix::{Codes, HostMatrix, MX};
 
 /// One row, one column, less than a tile, several tiles, and both sides of the edges of words,
@@ -87,15 +86,8 @@ fn check_values<R: Runtime>(
     let operand = host.upload(client);
     poison(client, &[rows * k * 4; 2])?;
     let got = read_f32(client, dequantize_to_f32(client, &operand)?)?;
-    if got.len() != rows * k {
-        return Err(wrong!("{} values, not {rows} by {k}", got.len()));
-    }
-    for (i, (&got, &code)) in got.iter().zip(&host.codes).enumerate() {
-        let want = decode(code, format) * host.inv_scale(i / k, i % k);
-        if !same(got, want) {
-            return Err(wrong!("[{}, {}] is {got:e}, not {want:e}", i / k, i % k));
-        }
-    }
+    let value = |(i, &code): (usize, &u8)| decode(code, format) * host.inv_scale(i / k, i % k);
+    must_be(&got, &host.codes.iter().enumerate().map(value).collect::<Vec<_>>(), k)?;
     Ok(0.0)
 }
 

@@ -1,4 +1,4 @@
-//! A regression for burn-train's learner, and a renderer without output.
+//! A regression for burn-train's learner, and a renderer that collects losses.
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorData};
 use burn_float8::{Float8Config, Float8StateModule};
-use burn_train::metric::{Adaptor, Metric, MetricDefinition, MetricMetadata, MetricName, SerializedEntry};
+use burn_train::metric::{LossMetric, MetricDefinition};
 use burn_train::renderer::{
     EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
     MetricsRendererTraining, ProgressType, TrainingProgress,
@@ -98,81 +98,53 @@ pub struct StateLast<B: Backend> {
     pub float8: Float8StateModule<B>,
 }
 
-/// Model without its state.
-#[derive(Module, Debug)]
-pub struct Stateless<B: Backend> {
-    pub net: Mlp<B>,
-}
-
 learnable!(Trainable);
 learnable!(StateLast);
-learnable!(Stateless);
-
-/// Converted model.
-pub fn net(config: &Float8Config, seed: u64) -> Mlp<B> {
-    config.apply(with_parameters(Mlp::new(), seed)).unwrap().0
-}
 
 /// Converted model with its state.
 pub fn trainable(config: &Float8Config, seed: u64) -> Trainable<B> {
-    let net = net(config, seed);
+    let net = config.apply(with_parameters(Mlp::new(), seed)).unwrap().0;
     Trainable { float8: Float8StateModule::new(&net).unwrap(), net }
 }
 
-/// Records each loss with its epoch.
+/// Loss of each training batch and of each validation batch.
+pub type History = [Vec<f64>; 2];
+
+/// Renderer that only collects losses.
 #[derive(Clone, Default)]
-pub struct Losses(pub Arc<Mutex<Vec<(usize, u32)>>>);
+struct Collect(Arc<Mutex<History>>);
 
-/// Bits of a loss.
-pub struct LossBits(u32);
-
-impl<A: Backend> Adaptor<LossBits> for RegressionOutput<A> {
-    fn adapt(&self) -> LossBits {
-        LossBits(super::bits(self.loss.clone())[0])
+impl Collect {
+    fn add(&self, kind: usize, state: MetricState) {
+        if let MetricState::Numeric(_, loss) = state {
+            self.0.lock().unwrap()[kind].push(loss.current());
+        }
     }
 }
 
-impl Metric for Losses {
-    type Input = LossBits;
-
-    fn name(&self) -> MetricName {
-        Arc::new("bits".into())
+impl MetricsRendererTraining for Collect {
+    fn update_train(&mut self, state: MetricState) {
+        self.add(0, state);
     }
-
-    fn update(&mut self, item: &LossBits, metadata: &MetricMetadata) -> SerializedEntry {
-        let epoch = metadata.global_progress.items_processed;
-        self.0.lock().unwrap().push((epoch, item.0));
-        SerializedEntry::new(item.0.to_string(), item.0.to_string())
+    fn update_valid(&mut self, state: MetricState) {
+        self.add(1, state);
     }
-
-    fn clear(&mut self) {}
-}
-
-/// Renderer without output.
-pub struct Silent;
-
-impl MetricsRendererTraining for Silent {
-    fn update_train(&mut self, _: MetricState) {}
-    fn update_valid(&mut self, _: MetricState) {}
     fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
     fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
 }
 
-impl MetricsRendererEvaluation for Silent {
+impl MetricsRendererEvaluation for Collect {
     fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
     fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
 }
 
-impl MetricsRenderer for Silent {
+impl MetricsRenderer for Collect {
     fn manual_close(&mut self) {}
     fn register_metric(&mut self, _: MetricDefinition) {}
 }
 
 /// Components of a run in burn-train.
 pub type Components<M> = LearningComponentsMarker<B, f64, M, OptimizerAdaptor<AdamW, M, B>>;
-
-/// Losses of each training batch and of each validation batch, with their epochs.
-pub type History = [Vec<(usize, u32)>; 2];
 
 /// Trains on 12 rows and validates on 4 with burn-train; `setup` may change the run.
 pub fn fit<M>(
@@ -186,16 +158,16 @@ where
     M: TrainStep<Input = Batch<B>, Output = RegressionOutput<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
     M::InnerModule: InferenceStep<Input = Batch<F8>, Output = RegressionOutput<F8>>,
 {
-    let (train, valid) = (Losses::default(), Losses::default());
+    let losses = Collect::default();
     let training = SupervisedTraining::<Components<M>>::new(folder, loader(0..12, 3), loader(12..16, 2))
-        .renderer(Silent)
+        .renderer(losses.clone())
         // The default would install a logger for the whole process.
         .with_application_logger(None)
         .with_file_checkpointer(NamedMpkFileRecorder::<FullPrecisionSettings>::new())
-        .metric_train(train.clone())
-        .metric_valid(valid.clone())
+        .metric_train_numeric(LossMetric::new())
+        .metric_valid_numeric(LossMetric::new())
         .num_epochs(epochs);
     let result = setup(training).launch(Learner::new(model, AdamWConfig::new().init(), rate));
-    let history = [train, valid].map(|losses| losses.0.lock().unwrap().clone());
+    let history = losses.0.lock().unwrap().clone();
     (history, result.model)
 }

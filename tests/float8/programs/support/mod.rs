@@ -4,9 +4,8 @@ pub mod learner;
 pub mod models;
 
 use burn::backend::{Autodiff, Flex};
-use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 use burn_float8::{
     Float8, Float8Config, Float8Error, Float8Stack, Recipe, Report, report,
@@ -15,6 +14,7 @@ use burn_float8::{
 pub use test_data::{panic_of, relative_error};
 
 pub use crate::support::operand::values;
+pub use crate::support::{mean_square, train};
 
 /// FP8 backend.
 pub type B = Float8<Autodiff<Flex>>;
@@ -32,6 +32,22 @@ pub fn normal(n: usize, seed: u64) -> Vec<f32> {
 pub fn tensor<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
     let values = normal(shape.iter().product(), seed);
     Tensor::from_data(TensorData::new(values, shape), &Default::default())
+}
+
+/// Input `[6, D]` of an [`Mlp`](models::Mlp).
+pub fn x<B: Backend>(seed: u64) -> Tensor<B, 2> {
+    tensor([6, models::D], seed)
+}
+
+/// Input `[2, 4, D]` of an [`Attention`](models::Attention).
+pub fn x3<B: Backend>(seed: u64) -> Tensor<B, 3> {
+    tensor([2, 4, models::D], seed)
+}
+
+/// Mean squared distance of y to a fixed target.
+pub fn to_target<B: Backend, const R: usize>(y: Tensor<B, R>) -> Tensor<B, 1> {
+    let target = tensor::<B, R>(y.dims(), 2).tanh();
+    mean_square(y - target)
 }
 
 /// Values of a tensor as a new constant, on any backend.
@@ -92,23 +108,6 @@ pub fn trained<B: Backend, M: Module<B>>(model: &M) -> Vec<bool> {
     let mut found = Trained(vec![]);
     model.visit(&mut found);
     found.0
-}
-
-/// Trains with AdamW; returns the model and each step's loss.
-pub fn train<B: AutodiffBackend, M: AutodiffModule<B>>(
-    mut model: M,
-    steps: std::ops::Range<u64>,
-    loss: impl Fn(&M, u64) -> Tensor<B, 1>,
-) -> (M, Vec<f32>) {
-    let mut optimizer = AdamWConfig::new().init::<B, M>();
-    let mut losses = vec![];
-    for step in steps {
-        let loss = loss(&model, step);
-        losses.push(values(loss.clone())[0]);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(1e-2, model, grads);
-    }
-    (model, losses)
 }
 
 /// Panics unless the last loss is well below the first.

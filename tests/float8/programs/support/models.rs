@@ -44,6 +44,11 @@ impl<B: Backend> Attention<B> {
         Self { embed: linear(), q: linear(), k: linear(), v: linear(), o: linear() }
     }
 
+    /// All linears, in order.
+    pub fn linears(&self) -> [&Linear<B>; 5] {
+        [&self.embed, &self.q, &self.k, &self.v, &self.o]
+    }
+
     /// `[.., D]` to `[.., D]`.
     pub fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
         let x = activation::relu(self.embed.forward(x));

@@ -3,16 +3,15 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleMode, quantize_with_amax, reference};
+use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleMode, reference};
 use half::{bf16, f16};
 use test_data::encoder_edges;
 
-use super::poison_copies;
+use super::{Given, check_view};
 use crate::Failure;
 use crate::case::{Cases, wrong};
 use crate::data::{BF16, DTYPES, F16, Random};
-use crate::device::{Layout, place, upload_f32};
-use crate::matrix::HostMatrix;
+use crate::device::{Layout, place};
 
 /// Number of random values of each kind.
 const RANDOM: usize = 1 << 18;
@@ -46,22 +45,13 @@ fn values(dtype: StorageType, format: Format) -> Vec<f32> {
 
 fn check<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType, format: Format) -> Result<f64, Failure> {
     let x = values(dtype, format);
-    let shape = [1, x.len()];
-    let (view, x) = place(client, &x, shape, Layout::RowMajor, dtype);
+    let (view, x) = place(client, &x, [1, x.len()], Layout::RowMajor, dtype);
     let cast = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
-    let mut want = vec![0; x.len()];
     // In order: scales of 1, 0.7371, 3e7, the largest, the smallest, and NaN.
     for amax in [format.max(), format.max() / 0.7371, format.max() / 3.0e7, 0.0, f32::INFINITY, f32::NAN] {
-        reference::cast(&x, reference::amax_to_scale(amax, format, cast.scale_mode), format, &mut want);
-        poison_copies(client, shape, cast, Orientation::Rows)?;
-        let given = upload_f32(client, &[amax]);
-        let done = quantize_with_amax(client, &view, &given, false, cast, Orientation::Rows)?;
-        let Some(operand) = done.rows else { return Err(wrong!("no copy by rows")) };
-        let got = HostMatrix::read(client, &operand)?.codes;
-        if let Some(i) = got.iter().zip(&want).position(|(got, want)| got != want) {
-            let (x, got, want) = (x[i], got[i], want[i]);
-            return Err(wrong!("{x:e} ({:#010x}) with amax {amax:e} is {got:#x}, not {want:#x}", x.to_bits()));
-        }
+        let given = Given { amax: Some(amax), place: 0, observe: false };
+        check_view(client, &view, &x, cast, Orientation::Rows, Some(given))
+            .map_err(|failure| wrong!("amax {amax:e}: {failure}"))?;
     }
     Ok(0.0)
 }

@@ -7,13 +7,14 @@ mod scale;
 
 use cubecl::prelude::*;
 use float8_kernels::{
-    Cast, Format, Granularity, MatrixView, Operand, Orientation, Quantized, Scale, quantize, reference, row_words,
+    Cast, Format, Granularity, MatrixView, Orientation, Quantized, Scale, quantize, quantize_with_amax, reference,
+    row_words,
 };
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::data::{same, transpose};
-use crate::device::{poison, read_f32};
+use crate::data::transpose;
+use crate::device::{must_be, poison, read_f32, upload_f32};
 use crate::input::Input;
 use crate::matrix::{HostMatrix, modes};
 
@@ -39,7 +40,8 @@ pub(crate) fn describe(Cast { format, granularity, scale_mode }: Cast) -> String
     format!("{format} {granularity} {scale_mode:?}")
 }
 
-pub(crate) fn casts() -> impl Iterator<Item = Cast> {
+/// Every combination of format, granularity and scale mode, with squares of one mode.
+pub fn casts() -> impl Iterator<Item = Cast> {
     let pairs = Format::ALL.into_iter().flat_map(|format| Granularity::ALL.map(|granularity| (format, granularity)));
     pairs.flat_map(|(format, granularity)| {
         modes(granularity).iter().map(move |&scale_mode| Cast { format, granularity, scale_mode })
@@ -48,7 +50,7 @@ pub(crate) fn casts() -> impl Iterator<Item = Cast> {
 
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     for case in cases::quantize(all) {
-        all.add(case.name("quantize"), |client| check(client, &case));
+        all.add(case.name("quantize"), |client| check(client, &case, None));
     }
     scale::add(all);
     given::add(all);
@@ -72,9 +74,20 @@ fn poison_copies<R: Runtime>(
     poison(client, &bytes)
 }
 
-fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
+/// An amax that the cast does not compute itself.
+#[derive(Clone, Copy)]
+struct Given {
+    /// The amax of x without another one.
+    amax: Option<f32>,
+    /// Its place in a history of six.
+    place: usize,
+    /// Whether the cast also observes the amax of x.
+    observe: bool,
+}
+
+fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case, given: Option<Given>) -> Result<f64, Failure> {
     let (view, x) = case.input.upload(client, 21);
-    check_view(client, &view, &x, case.cast, case.orientation)?;
+    check_view(client, &view, &x, case.cast, case.orientation, given)?;
     Ok(0.0)
 }
 
@@ -86,16 +99,31 @@ fn check_view<R: Runtime>(
     x: &[f32],
     cast: Cast,
     orientation: Orientation,
+    given: Option<Given>,
 ) -> Result<Quantized, Failure> {
     let shape @ [rows, cols] = view.shape;
     poison_copies(client, shape, cast, orientation)?;
-    let done = quantize(client, view, cast, orientation)?;
-    let amax = read_f32(client, done.amax.clone())?;
-    check_copies(client, &done, shape, cast, orientation, |transposed| {
-        let want = reference::quantize(x, rows, cols, cast, transposed);
-        (want.codes, want.scales)
-    })?;
-    check_amax(&amax, x, shape, cast.granularity, orientation)?;
+    let Some(Given { amax, place, observe }) = given else {
+        let done = quantize(client, view, cast, orientation)?;
+        let amax = read_f32(client, done.amax.clone())?;
+        check_copies(client, &done, shape, cast, orientation, |transposed| {
+            let want = reference::quantize(x, rows, cols, cast, transposed);
+            (want.codes, want.scales)
+        })?;
+        check_amax(&amax, x, shape, cast.granularity, orientation)?;
+        return Ok(done);
+    };
+    let amax = amax.unwrap_or_else(|| reference::amax(x));
+    let mut history = [f32::NAN; 6];
+    history[place] = amax;
+    let handle = upload_f32(client, &history).offset_start(place as u64 * 4);
+    let done = quantize_with_amax(client, view, &handle, observe, cast, orientation)?;
+    let scale = reference::amax_to_scale(amax, cast.format, cast.scale_mode);
+    let mut codes = vec![0; x.len()];
+    reference::cast(x, scale, cast.format, &mut codes);
+    check_copies(client, &done, shape, cast, orientation, |_| (codes.clone(), vec![scale]))?;
+    let got = read_f32(client, done.amax.clone())?;
+    must_be(&got[..1], &[if observe { reference::amax(x) } else { amax }], 1)?;
     Ok(done)
 }
 
@@ -110,18 +138,11 @@ fn check_amax(
     if amax.len() != len {
         return Err(wrong!("{} maxima, not {len}", amax.len()));
     }
-    let (got, want) = (reference::amax(amax), reference::amax(x));
-    if !same(got, want) {
-        return Err(wrong!("amax {got:e}, not {want:e}"));
-    }
+    must_be(&[reference::amax(amax)], &[reference::amax(x)], 1)?;
     if granularity == Granularity::Row {
         let (x, k) = if orientation.rows() { (x.to_vec(), cols) } else { (transpose(x, shape), rows) };
-        for (i, (&got, row)) in amax.iter().zip(x.chunks(k)).enumerate() {
-            let want = reference::amax(row);
-            if !same(got, want) {
-                return Err(wrong!("amax of row {i}: {got:e}, not {want:e}"));
-            }
-        }
+        let want: Vec<_> = x.chunks(k).map(reference::amax).collect();
+        must_be(&amax[..want.len()], &want, 1)?;
     }
     Ok(())
 }
@@ -144,25 +165,20 @@ fn check_copies<R: Runtime>(
                 let (codes, scales) = want(transposed);
                 let (shape, codes) =
                     if transposed { ([shape[1], shape[0]], transpose(&codes, shape)) } else { (shape, codes) };
-                check_copy(client, operand, &codes, &scales, shape, cast)
-                    .map_err(|failure| wrong!("{what}: {failure}"))?;
+                let inv_scales = scales.iter().map(|scale| scale.inverse()).collect();
+                let Cast { format, granularity, .. } = cast;
+                let same = HostMatrix::read(client, operand)?.must_be(&HostMatrix {
+                    codes,
+                    inv_scales,
+                    shape,
+                    format,
+                    granularity,
+                });
+                same.map_err(|failure| wrong!("{what}: {failure}"))?;
             }
             None if !wanted => {}
             operand => return Err(wrong!("a copy {what}: {}, asked for: {wanted}", operand.is_some())),
         }
     }
     Ok(())
-}
-
-fn check_copy<R: Runtime>(
-    client: &ComputeClient<R>,
-    operand: &Operand,
-    codes: &[u8],
-    scales: &[Scale],
-    shape: [usize; 2],
-    Cast { format, granularity, .. }: Cast,
-) -> Result<(), Failure> {
-    let inv_scales = scales.iter().map(|scale| scale.inverse()).collect();
-    let want = HostMatrix { codes: codes.to_vec(), inv_scales, shape, format, granularity };
-    HostMatrix::read(client, operand)?.must_be(&want)
 }

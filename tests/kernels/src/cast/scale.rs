@@ -42,7 +42,7 @@ fn check_groups<R: Runtime>(client: &ComputeClient<R>, cast: Cast, orientation: 
     let x: Vec<f32> = amaxes.iter().flat_map(|&amax| halved(amax)).collect();
     let shape = [amaxes.len() * height, width];
     let (view, x) = place(client, &x, shape, Layout::RowMajor, F32);
-    let done = check_view(client, &view, &x, cast, orientation)?;
+    let done = check_view(client, &view, &x, cast, orientation, None)?;
     // The codes show the scale itself: the amax becomes the format's largest code.
     if cast.scale_mode == ScaleMode::F32 {
         let Some(operand) = done.rows else { return Err(wrong!("no copy by rows")) };

@@ -16,7 +16,7 @@ use float8_kernels::{
 };
 
 use crate::Failure;
-use crate::case::{Cases, wrong};
+use crate::case::{Cases, kebab, wrong};
 use crate::compare::{Comparison, EMULATE, Expected, MAX_PRODUCTS, PRECISE};
 use crate::data::{F32, from_dtype};
 use crate::device::{poison, read};
@@ -73,10 +73,7 @@ impl GroupedGemm {
     fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {
         let Self { sizes: (sizes, after), formats: [a, b], granularities: [left, right], codes, out, .. } = self;
         let [m, n, k] = self.shape();
-        let axis = match self.grouping {
-            Grouping::Rows => "rows",
-            Grouping::Contraction => "contraction",
-        };
+        let axis = kebab(&self.grouping);
         let runs = sizes.chunk_by(|a, b| a == b).map(|run| match run {
             [size] => size.to_string(),
             run => format!("{}*{}", run.len(), run[0]),

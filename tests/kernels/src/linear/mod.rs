@@ -12,14 +12,16 @@ use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{
-    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, Report, backend::Float8Backend, config::SelfCheck,
-    report, report::Gemm,
+    Float8, Float8Config, Float8LinearConfig, Recipe, Report, backend::Float8Backend, config::SelfCheck, report,
+    report::Gemm,
 };
 use half::bf16;
 use test_data::{Random, relative_error};
 
 pub use self::golden::visit_golden_linears;
-use crate::case::{Case, Failure, Size, wrong};
+use crate::case::{Case, Failure, Size, kebab, wrong};
+
+type A<B> = Float8<Autodiff<B>>;
 
 /// M, K and N: tiny, ragged, one past tiles, and sizes of models.
 const SHAPES: [[usize; 3]; 6] = [[1, 64, 32], [8, 16, 16], [37, 70, 45], [129, 257, 65], [256, 512, 384], [5, 1, 3]];
@@ -29,7 +31,7 @@ const LARGE: [[usize; 3]; 3] = [[1000, 1030, 500], [2048, 1024, 1536], [300, 410
 const F32_SUMS: f64 = 1e-5;
 
 /// Values of x, w, b and dy.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Values {
     /// -1, 0 and 1. Codes have one magnitude, so sums are exact in 13 bits; 16-bit results hold
     /// these integers.
@@ -52,16 +54,8 @@ impl Values {
 
 impl fmt::Display for Values {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Exact => "exact",
-            Self::Normal => "normal",
-        })
+        f.write_str(&kebab(self))
     }
-}
-
-/// Config without a self-check, which would work around a wrong kernel.
-fn config(recipe: Recipe) -> Float8Config {
-    Float8Config::new(recipe).with_self_check(SelfCheck::Off)
 }
 
 /// Tolerance for normal operands relative to f32 sums, for a contraction of length `k`.
@@ -80,7 +74,7 @@ fn tolerance(report: &Report, dtype: DType, k: usize) -> f64 {
 /// Results and report of a linear.
 struct Done {
     /// y, dx, dw and db of the last step.
-    results: [Vec<f32>; 4],
+    results: Vec<Vec<f32>>,
     report: Report,
 }
 
@@ -152,28 +146,47 @@ fn linear<B: Float8Backend>(
     dtype: DType,
     values: Values,
 ) -> Result<Done, Failure> {
-    type A<B> = Float8<Autodiff<B>>;
     let device = Default::default();
     let load = |seed, shape: [usize; 2]| {
         let data = TensorData::new(values.fill(shape[0] * shape[1], seed), shape);
         Tensor::<A<B>, 2>::from_data(data, &device).cast(dtype)
     };
-    let weight = Param::initialized(ParamId::new(), load(1, [k, n]).detach().require_grad());
-    let bias = load(2, [1, n]).reshape([n]).detach().require_grad();
-    let linear = Linear { weight, bias: Some(Param::initialized(ParamId::new(), bias)) };
-    let failed = |error: Float8Error| wrong!("{error}");
-    let linear = config(recipe).apply(linear).map_err(|error| failed(error.into()))?.0;
-    let mut results = [vec![], vec![], vec![], vec![]];
-    for step in 0..2 {
-        let x = load(3 + step, [m, k]).detach().require_grad();
-        let y = linear.forward(x.clone());
-        let grads = (y.clone() * load(5 + step, [m, n])).sum().backward();
-        let missing = || wrong!("a gradient is missing");
-        let dw = linear.weight.grad(&grads).ok_or_else(missing)?;
-        let db = linear.bias.as_ref().and_then(|bias| bias.grad(&grads)).ok_or_else(missing)?;
-        let dx = x.grad(&grads).ok_or_else(missing)?;
-        results = [y.into_data(), dx.into_data(), dw.into_data(), db.into_data()]
-            .map(|data| data.convert::<f32>().to_vec().unwrap_or_default());
+    let bias = Some(load(2, [1, n]).reshape([n]));
+    let linear = converted::<B>(recipe, load(1, [k, n]), bias)?;
+    let mut results = vec![];
+    for seed in 0..2 {
+        results = step::<B>(&linear, load(3 + seed, [m, k]), load(5 + seed, [m, n]))?;
     }
     Ok(Done { results, report: report(&linear) })
+}
+
+/// Linear with a configuration whose self-check is off: it would work around a wrong kernel.
+fn converted<B: Float8Backend>(
+    recipe: Recipe,
+    weight: Tensor<A<B>, 2>,
+    bias: Option<Tensor<A<B>, 1>>,
+) -> Result<Linear<A<B>>, Failure> {
+    let weight = Param::initialized(ParamId::new(), weight.detach().require_grad());
+    let bias = bias.map(|bias| Param::initialized(ParamId::new(), bias.detach().require_grad()));
+    let config = Float8Config::new(recipe).with_self_check(SelfCheck::Off);
+    let (linear, _) = config.apply(Linear { weight, bias }).map_err(|error| wrong!("{}", error.error))?;
+    Ok(linear)
+}
+
+/// y, dx, dw and, with a bias, db.
+fn step<B: Float8Backend>(
+    linear: &Linear<A<B>>,
+    x: Tensor<A<B>, 2>,
+    dy: Tensor<A<B>, 2>,
+) -> Result<Vec<Vec<f32>>, Failure> {
+    let x = x.detach().require_grad();
+    let y = linear.forward(x.clone());
+    let grads = (y.clone() * dy).sum().backward();
+    let missing = || wrong!("a gradient is missing");
+    let dx = x.grad(&grads).ok_or_else(missing)?;
+    let dw = linear.weight.grad(&grads).ok_or_else(missing)?;
+    let db = linear.bias.as_ref().map(|bias| bias.grad(&grads).ok_or_else(missing)).transpose()?;
+    let values = |data: TensorData| data.convert::<f32>().to_vec().map_err(|error| wrong!("{error:?}"));
+    let data = [y.into_data(), dx.into_data(), dw.into_data()].into_iter().chain(db.map(|db| db.into_data()));
+    data.map(values).collect()
 }

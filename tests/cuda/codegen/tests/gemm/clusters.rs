@@ -2,7 +2,8 @@
 //! On Hopper two blocks share the tiles of B by multicast; on Blackwell pairs multiply together
 //! (`.cta_group::2`).
 //!
-//! On these numbers of SMs plans use clusters for these shapes, as `kernels/tests/plan.rs` checks.
+//! On these numbers of SMs plans use clusters for these shapes, as
+//! `tests/kernels/tests/reference/plan.rs` checks.
 //! Each launch is checked here too.
 
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};

@@ -5,7 +5,7 @@ use float8_kernels::{Format, ScaleCalculationMode, ScaleMode, reference};
 use rstest::rstest;
 use test_data::{amaxes, binade_edges, same};
 
-use crate::reference::oracle::e8m0_scale;
+use crate::oracle::e8m0_scale;
 
 #[rstest]
 #[case(Format::E4m3)]

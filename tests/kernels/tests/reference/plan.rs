@@ -67,19 +67,24 @@ fn other_paths_have_none() {
     }
 }
 
+/// The largest tile in clusters on Hopper, the widest in pairs on Blackwell; groups of few rows in
+/// neither.
 #[test]
-fn large_gemms_take_the_largest_tile_in_clusters() {
-    for product in LARGE {
-        assert_eq!(hopper_of(product), plan([128, 256], 2), "{product:?}");
-    }
-}
-
-#[test]
-fn large_gemms_take_the_widest_tile_in_pairs() {
-    for product in LARGE {
-        for (shape, (cols, cluster)) in on_blackwell(product).iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)]) {
-            assert_eq!(blackwell(shape, B200), plan([ROWS, cols], cluster), "{shape:?}");
+fn large_gemms_take_large_tiles() {
+    let grouped = GROUPED.map(|(grouping, product)| (Some((grouping, 8)), product));
+    for (groups, product) in LARGE.map(|product| (None, product)).into_iter().chain(grouped) {
+        let shape = GemmShape { groups, ..dense(product, TENSOR) };
+        assert_eq!(hopper(&shape, H200), plan([128, 256], 2), "{shape:?}");
+        for (shape, (cols, cluster)) in on_blackwell(product).into_iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)])
+        {
+            let shape = GemmShape { groups, ..shape };
+            assert_eq!(blackwell(&shape, B200), plan([ROWS, cols], cluster), "{shape:?}");
         }
+    }
+    let of_rows = |shape| GemmShape { groups: Some((Grouping::Rows, 8)), ..shape };
+    assert_eq!(hopper(&of_rows(dense([512, 4096, 4096], TENSOR)), H200).cluster, 1, "64 rows a group");
+    for shape in on_blackwell([8 * ROWS, 14336, 4096]) {
+        assert_eq!(blackwell(&of_rows(shape), B200).cluster, 1, "{ROWS} rows a group");
     }
 }
 
@@ -95,22 +100,12 @@ fn powers_of_two_are_planned_as_mx() {
 }
 
 #[test]
-fn few_rows_take_low_tiles() {
-    let plan = hopper_of([16, 4096, 4096]);
-    assert_eq!((plan.tile.rows, plan.cluster), (64, 1), "{plan:?}");
-}
-
-#[test]
-fn few_rows_take_no_pairs() {
-    for m in [1, 64, 128] {
-        for shape in on_blackwell([m, 65536, 4096]) {
-            assert_eq!(blackwell(&shape, B200).cluster, 1, "{shape:?}");
-        }
+fn few_rows_take_low_tiles_and_few_columns_narrow_ones() {
+    let few = hopper_of([16, 4096, 4096]);
+    assert_eq!((few.tile.rows, few.cluster), (64, 1), "{few:?}");
+    for shape in [1, 64, 128].into_iter().flat_map(|m| on_blackwell([m, 65536, 4096])) {
+        assert_eq!(blackwell(&shape, B200).cluster, 1, "{shape:?}");
     }
-}
-
-#[test]
-fn few_columns_take_narrow_tiles() {
     assert_eq!(hopper_of([16384, 48, 1024]).tile, GemmTile { rows: 128, cols: 64 });
     for shape in on_blackwell([16384, 48, 1024]) {
         assert_eq!(blackwell(&shape, B200).tile.cols, 64, "{shape:?}");
@@ -140,42 +135,6 @@ fn odd_numbers_of_tiles_take_pairs_where_that_is_faster() {
     assert_eq!(of([3 * ROWS, 49 * 256, 4096]), GemmPlan { cluster: 1, ..pairs });
 }
 
-/// Shapes of the interpreted GEMMs of pairs and the number of SMs, with the expected columns,
-/// cluster tiles and splits.
-#[test]
-fn small_machines_take_pairs_too() {
-    for (product, sms, [plain, mx]) in [
-        ([260, 260, 1000], 2, [[256, 4, 1], [192, 4, 1]]),
-        ([390, 516, 140], 4, [[256, 6, 1], [192, 6, 1]]),
-        ([129, 201, 31], 4, [[128, 2, 1], [128, 2, 1]]),
-        ([130, 67, 4100], 8, [[128, 4, 4], [128, 4, 4]]),
-    ] {
-        let [m, n, _] = product;
-        for (granularities, want) in [(TENSOR, plain), (MX, mx)] {
-            let plan = blackwell(&dense(product, granularities), sms);
-            assert_eq!((plan.cluster, [plan.tile.cols, plan.items(m, n), plan.splits]), (2, want), "{product:?}");
-        }
-    }
-}
-
-#[test]
-fn large_grouped_gemms_take_the_largest_tile_in_clusters() {
-    let grouped = |shape, grouping| GemmShape { groups: Some((grouping, 8)), ..shape };
-    for (grouping, product) in GROUPED {
-        let shape = grouped(dense(product, TENSOR), grouping);
-        assert_eq!(hopper(&shape, H200), plan([128, 256], 2), "{shape:?}");
-        for (shape, (cols, cluster)) in on_blackwell(product).into_iter().zip([(256, 2), (192, 2), (128, 1), (128, 1)])
-        {
-            assert_eq!(blackwell(&grouped(shape, grouping), B200), plan([ROWS, cols], cluster), "{shape:?}");
-        }
-    }
-    let few = grouped(dense([512, 4096, 4096], TENSOR), Grouping::Rows);
-    assert_eq!(hopper(&few, H200).cluster, 1, "64 rows a group");
-    for shape in on_blackwell([8 * ROWS, 14336, 4096]) {
-        assert_eq!(blackwell(&grouped(shape, Grouping::Rows), B200).cluster, 1, "{ROWS} rows a group");
-    }
-}
-
 /// Shapes of the interpreted grouped GEMMs in clusters and the number of SMs, with the expected
 /// tiles by destination of the sums.
 #[test]
@@ -196,23 +155,31 @@ fn groups_take_clusters_on_small_machines() {
     }
 }
 
-/// Shapes of the interpreted grouped GEMMs of pairs and the number of SMs, with the expected
-/// columns, per-tensor and with 1x32 scales.
+/// Shapes of the interpreted GEMMs of pairs and the number of SMs, with the expected columns and
+/// splits, per-tensor and with 1x32 scales.
 #[test]
-fn groups_take_pairs_on_small_machines() {
-    for (grouping, count, product, sms, [plain, mx]) in [
-        (Grouping::Rows, 4, [520, 130, 300], 2, [256, 192]),
-        (Grouping::Rows, 2, [260, 66, 1000], 2, [128, 128]),
-        (Grouping::Rows, 4, [520, 200, 300], 8, [256, 128]),
-        (Grouping::Rows, 1, [250, 66, 160], 2, [128, 128]),
-        (Grouping::Contraction, 5, [130, 258, 512], 4, [256, 192]),
-        (Grouping::Contraction, 3, [200, 130, 583], 2, [256, 192]),
+fn small_machines_take_pairs_too() {
+    let (rows, contraction) = (|count| Some((Grouping::Rows, count)), |count| Some((Grouping::Contraction, count)));
+    for (groups, product, sms, cols, splits) in [
+        (None, [260, 260, 1000], 2, [256, 192], 1),
+        (None, [390, 516, 140], 4, [256, 192], 1),
+        (None, [129, 201, 31], 4, [128, 128], 1),
+        (None, [130, 67, 4100], 8, [128, 128], 4),
+        (rows(4), [520, 130, 300], 2, [256, 192], 1),
+        (rows(2), [260, 66, 1000], 2, [128, 128], 1),
+        (rows(4), [520, 200, 300], 8, [256, 128], 1),
+        (rows(1), [250, 66, 160], 2, [128, 128], 1),
+        (contraction(5), [130, 258, 512], 4, [256, 192], 1),
+        (contraction(3), [200, 130, 583], 2, [256, 192], 1),
     ] {
-        for (granularities, cols) in [(TENSOR, plain), (MX, mx)] {
-            let shape = GemmShape { groups: Some((grouping, count)), ..dense(product, granularities) };
-            assert_eq!(blackwell(&shape, sms), plan([ROWS, cols], 2), "{shape:?}");
+        for (granularities, cols) in [TENSOR, MX].into_iter().zip(cols) {
+            let shape = GemmShape { groups, ..dense(product, granularities) };
+            assert_eq!(blackwell(&shape, sms), GemmPlan { splits, ..plan([ROWS, cols], 2) }, "{shape:?}");
         }
     }
+    // Pairs by columns and by splits.
+    let (pairs, split) = (plan([ROWS, 256], 2), GemmPlan { splits: 4, ..plan([ROWS, 128], 2) });
+    assert_eq!([pairs.items(260, 260), pairs.items(390, 516), split.items(130, 67)], [4, 6, 4]);
 }
 
 #[test]

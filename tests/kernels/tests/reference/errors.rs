@@ -1,32 +1,23 @@
 //! Bad arguments give typed errors with their values and never reach the device.
 
-use std::sync::OnceLock;
-
-use cubecl::ir::{ElemType, FloatKind, IntKind, StorageType};
+use cubecl::ir::{ElemType, IntKind, StorageType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
 use float8_kernels::{
     Cast, Format, GemmArgs, GemmConfig, Granularity, Grouping, Groups, KernelError, MatrixView, Operand, Orientation,
     ScaleCalculationMode, ScaleMode, VectorView, amax, grouped_scaled_gemm, health, quantize, quantize_with_amax,
-    row_words, scaled_gemm, supports,
+    scaled_gemm, supports,
 };
+use kernel_tests::{BF16, F16, F32, HostMatrix};
 use rstest::rstest;
 
 type Client = ComputeClient<WgpuRuntime>;
 
-const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
-const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
-const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
-
 /// Default wgpu device. Without one, prints that the test is skipped; fails in CI.
 fn client() -> Option<Client> {
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    let available = *AVAILABLE.get_or_init(|| {
-        // Type 4 is every adapter. Creating a client without one panics.
-        !WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty()
-    });
-    if !available {
+    // Type 4 is every adapter. Creating a client without one panics.
+    if WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty() {
         test_data::skip(test_data::VULKAN);
         return None;
     }
@@ -41,14 +32,12 @@ fn upload_f32(client: &Client, x: &[f32]) -> Handle {
     client.create_from_slice(f32::as_bytes(x))
 }
 
-/// Operand of zero codes and zero scales.
-fn operand(client: &Client, [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Operand {
-    let zeros = |words: usize| client.create_from_slice(&vec![0; 4 * words]);
-    let (codes, inv_scale) = (zeros(rows * row_words(k)), zeros(granularity.scale_words(rows, k)));
-    Operand { codes, inv_scale, rows, k, format, granularity, power_of_two: false }
+fn operand(client: &Client, shape: [usize; 2], format: Format, granularity: Granularity) -> Operand {
+    HostMatrix::identity(shape, format, granularity).upload(client)
 }
 
-fn zeros(client: &Client, shape: [usize; 2]) -> Operand {
+/// e4m3 with one scale.
+fn codes(client: &Client, shape: [usize; 2]) -> Operand {
     operand(client, shape, Format::E4m3, Granularity::Tensor)
 }
 
@@ -64,7 +53,7 @@ fn error(client: &Client, view: &MatrixView) -> KernelError {
     let one = upload_f32(client, &[1.0]);
     let cast = tensorwise(Format::E4m3, ScaleMode::F32);
     assert_eq!(quantize_with_amax(client, view, &one, true, cast, Orientation::Both).unwrap_err(), error);
-    assert_eq!(health(client, view, &zeros(client, [3, 4])).unwrap_err(), error);
+    assert_eq!(health(client, view, &codes(client, [3, 4])).unwrap_err(), error);
     error
 }
 
@@ -118,7 +107,7 @@ fn other_dtypes() {
     ints.dtype = dtype;
     assert_eq!(error(&client, &ints), KernelError::UnsupportedDtype { dtype });
     assert!(!supports(&client, dtype) && supports(&client, F32));
-    let a = zeros(&client, [1, 4]);
+    let a = codes(&client, [1, 4]);
     assert_eq!(
         scaled_gemm(&client, &a, &a, None, dtype, GemmConfig::default()).unwrap_err(),
         KernelError::UnsupportedDtype { dtype }
@@ -136,7 +125,7 @@ fn other_dtypes() {
 fn arguments_that_do_not_fit() {
     let Some(client) = client() else { return };
     let config = GemmConfig::default();
-    let (a, b) = (zeros(&client, [2, 20]), zeros(&client, [3, 20]));
+    let (a, b) = (codes(&client, [2, 20]), codes(&client, [3, 20]));
     let c = operand(&client, [2, 21], Format::E5m2, Granularity::Tensor);
     let floats = |len| upload_f32(&client, &vec![0.0; len]);
     let gemm = |a: &Operand, b: &Operand| scaled_gemm(&client, a, b, None, F32, config).map(drop);
@@ -148,7 +137,7 @@ fn arguments_that_do_not_fit() {
         GemmArgs { a: &a, b: &b, bias: None, groups: None, dtype, config }.run_into(&client, None, &handle)
     };
     let grouped = |shape, count| {
-        let (x, w) = (zeros(&client, [4, 32]), zeros(&client, shape));
+        let (x, w) = (codes(&client, [4, 32]), codes(&client, shape));
         let groups = Groups { ends: client.create_from_slice(u32::as_bytes(&[2, 4])), count, grouping: Grouping::Rows };
         grouped_scaled_gemm(&client, &x, &w, &groups, F32, config).map(drop)
     };
@@ -157,7 +146,7 @@ fn arguments_that_do_not_fit() {
         let (x, amax) = (view(&client, [3, 4], [4, 1]), floats(1).offset_start(offset));
         quantize_with_amax(&client, &x, &amax, false, cast, Orientation::Rows).map(drop)
     };
-    let measured = health(&client, &view(&client, [4, 3], [3, 1]), &zeros(&client, [3, 4])).map(drop);
+    let measured = health(&client, &view(&client, [4, 3], [3, 1]), &codes(&client, [3, 4])).map(drop);
     let beyond = |what: &str, needed, available| KernelError::OutOfBounds { what: what.into(), needed, available };
     let int = StorageType::Scalar(ElemType::Int(IntKind::I32));
     let size = client.properties().memory.alignment as usize;
@@ -195,7 +184,7 @@ fn arguments_that_do_not_fit() {
 fn scales_that_do_not_fit() {
     let Some(client) = client() else { return };
     let (rows, k) = (130, 129);
-    let b = zeros(&client, [1, k]);
+    let b = codes(&client, [1, k]);
     let handle = upload_f32(&client, &vec![0.0; rows * k]);
     let view = MatrixView { handle, shape: [rows, k], strides: [k, 1], dtype: F32 };
     let scales = [(Granularity::Tensor, 1), (Granularity::Row, 130), (Granularity::Block1x128, 260)];

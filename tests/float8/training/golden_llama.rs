@@ -1,18 +1,34 @@
-//! Twelve training steps from hf_llama's weights: torchao's losses, recipe by recipe.
+//! The Hugging Face checkpoint in hf_llama: transformers' logits, loss and gradients, and torchao's
+//! losses of twelve training steps, recipe by recipe.
+use std::collections::BTreeMap;
+
 use burn::backend::Autodiff;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, backend::Float8Backend, report};
 use models::{CausalLmExt, Decoder};
 use test_data::Golden;
+use trainer::hf::names;
 
-use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::{Flex, Fused, has_wgpu};
+use crate::support::{max_error, normal, relative_error};
 
-fn load<B: AutodiffBackend>() -> Decoder<B> {
+fn load<B: Backend>() -> Decoder<B> {
     Decoder::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Token ids, `[batch, tokens]`.
+fn tokens<B: Backend>(ids: Vec<i32>, shape: [usize; 2]) -> Tensor<B, 2, Int> {
+    Tensor::from_data(TensorData::new(ids, shape), &Default::default())
+}
+
+/// Loss of predicting each next token.
+fn loss<B: Backend>(model: &Decoder<B>, ids: Tensor<B, 2, Int>) -> Tensor<B, 1> {
+    let [batch, len] = ids.dims();
+    model.loss(ids.clone().slice([0..batch, 0..len - 1]), ids.slice([0..batch, 1..len]))
 }
 
 /// Loss before each update, and the trained model.
@@ -23,10 +39,7 @@ fn train<B: AutodiffBackend>(mut model: Decoder<B>, golden: &Golden, steps: usiz
     let config = AdamWConfig::new().with_beta_1(0.9).with_beta_2(0.95).with_epsilon(1e-8).with_weight_decay(0.1);
     let mut optimizer = config.init::<B, Decoder<B>>();
     let losses = (0..steps).map(|step| {
-        let batch = TensorData::new(batches[step % 3].clone(), [rows, len]);
-        let batch = Tensor::<B, 2, Int>::from_data(batch, &Default::default());
-        let (inputs, targets) = (batch.clone().slice([0..rows, 0..len - 1]), batch.slice([0..rows, 1..len]));
-        let loss = model.loss(inputs, targets);
+        let loss = loss(&model, tokens(batches[step % 3].clone(), [rows, len]));
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         let value = values(loss.inner())[0];
         model = optimizer.step(1e-3, model.clone(), grads);
@@ -35,14 +48,57 @@ fn train<B: AutodiffBackend>(mut model: Decoder<B>, golden: &Golden, steps: usiz
     (losses.collect(), model)
 }
 
-fn worst(ours: &[f32], golden: &[f32]) -> f32 {
-    ours.iter().zip(golden).map(|(a, b)| (a - b).abs()).fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
-}
-
 fn compare(what: &str, ours: &[f32], golden: &[f32], tolerance: impl Fn(usize) -> f32) {
-    println!("{what}: at most {:.5} from torchao's losses: {ours:?}", worst(ours, golden));
+    println!("{what}: at most {:.5} from torchao's losses: {ours:?}", max_error(ours, golden));
     for (step, (ours, golden)) in ours.iter().zip(golden).enumerate() {
         assert!((ours - golden).abs() < tolerance(step), "{what}, step {step}: loss {ours}, torchao {golden}");
+    }
+}
+
+/// Collects the gradients of all parameters by Hugging Face name, linears as `[out, in]`.
+struct Gradients<'a, B: AutodiffBackend> {
+    path: Vec<String>,
+    grads: &'a B::Gradients,
+    found: BTreeMap<String, Vec<f32>>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Gradients<'_, B> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let path = self.path.join(".");
+        if let Some(grad) = param.val().grad(self.grads) {
+            let grad = if names::is_linear(&path) { grad.transpose() } else { grad };
+            self.found.insert(names::hf_name(&path), values(grad));
+        }
+    }
+}
+
+#[test]
+fn golden_logits_loss_and_gradients() {
+    type B = Autodiff<Flex>;
+    let golden = Golden::open("hf_llama/reference.safetensors");
+    let (model, ids) = (load::<B>(), tokens(golden.ints("input_ids"), golden.matrix("input_ids")));
+    let error = max_error(&values(model.forward(ids.clone())), &golden.floats("logits"));
+    println!("logits: at most {error:.2e} from transformers'");
+    assert!(error < 1e-4, "{error:e}");
+    let loss = loss(&model, ids);
+    let (ours, want) = (values(loss.clone())[0], golden.floats("loss")[0]);
+    assert!((ours - want).abs() < 1e-4 * want, "{ours} {want}");
+
+    let mut visitor = Gradients::<B> { path: vec![], grads: &loss.backward(), found: BTreeMap::new() };
+    model.visit(&mut visitor);
+    let names = golden.names();
+    let parameters: Vec<_> = names.iter().filter_map(|name| name.strip_prefix("grad.")).collect();
+    assert!(!parameters.is_empty(), "the file holds no gradients");
+    for parameter in parameters {
+        let error = relative_error(&visitor.found[parameter], &golden.floats(&format!("grad.{parameter}")));
+        println!("{parameter}: {error:.2e}");
+        assert!(error < 1e-3, "{parameter}: {error:e}");
     }
 }
 
@@ -117,16 +173,12 @@ const RECIPES: [Recipe; 3] = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Rowwi
 
 #[test]
 fn golden_trajectories() {
-    for recipe in RECIPES {
-        trajectory::<Flex>("flex", recipe, 4);
-    }
+    RECIPES.into_iter().for_each(|recipe| trajectory::<Flex>("flex", recipe, 4));
 }
 
 #[test]
 fn golden_trajectories_on_wgpu() {
     if has_wgpu() {
-        for recipe in RECIPES {
-            trajectory::<Fused>("wgpu", recipe, 1);
-        }
+        RECIPES.into_iter().for_each(|recipe| trajectory::<Fused>("wgpu", recipe, 1));
     }
 }

@@ -5,7 +5,7 @@ use half::bf16;
 use rstest::rstest;
 use test_data::{Random, encoder_edges};
 
-use crate::reference::oracle::{Nearest, magnitudes, value};
+use crate::oracle::{Nearest, magnitudes, value};
 
 /// Bit patterns from all of f32, including NaN and subnormals.
 fn any_bits(len: usize, seed: u64) -> Vec<f32> {
