@@ -26,7 +26,7 @@ pub struct Place {
     pub cols: Option<[usize; 2]>,
     /// Whether the ranks of [`Sharded::shard_communicator`](crate::Sharded::shard_communicator) divide it.
     pub is_shard: bool,
-    /// Whether the ranks of [`ShardConfig::tensor`] divide it.
+    /// Whether the ranks of [`ShardConfig::tensor`](crate::ShardConfig::tensor) divide it.
     pub is_part: bool,
 }
 

@@ -66,7 +66,7 @@ pub struct ProfileRow {
     pub name: String,
     /// Kind.
     pub kind: RowKind,
-    /// Number of calls in the window; 0 for [`Kind::Host`].
+    /// Number of calls in the window; 0 for [`RowKind::Host`].
     pub calls: u64,
     /// Total seconds.
     pub seconds: f64,
@@ -93,7 +93,7 @@ pub struct ProfileTable {
     pub steps: usize,
     /// Wall time of the window, between two synchronizations with the device.
     pub wall_seconds: f64,
-    /// Rows by decreasing time, then [`Kind::Host`]: wall time minus the sum of the others. It is
+    /// Rows by decreasing time, then [`RowKind::Host`]: wall time minus the sum of the others. It is
     /// at least 0, because concurrent work counts several times.
     pub rows: Vec<ProfileRow>,
 }

@@ -2,9 +2,9 @@
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::prelude::*;
-use burn_float8::{Float8Config, Recipe};
 use burn_float8::lora::{Lora, LoraConfig};
 use burn_float8::weights::{fp8_only, read_codes};
+use burn_float8::{Float8Config, Recipe};
 use float8_shard::{ParallelPlan, Sharded, TensorParallel, TensorStyle};
 use ranks::{B, Inner, bits};
 
