@@ -344,7 +344,7 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     let mut parallel = None;
     if !plan.is_empty() {
         let ranks = config.parallelism.tensor_ranks(comm)?;
-        let plan = if config.lora.is_some() { lora_model::tensor_plan(plan) } else { plan.clone() };
+        let plan = if config.lora.is_some() { lora_model::tensor_plan::<B, _>(&model, plan) } else { plan.clone() };
         let (divided, handle) = TensorParallel::apply::<B, _>(model, &ranks, &plan).map_err(ShardError::from)?;
         let multiple = handle.token_alignment() * ranks.world_size();
         let TrainingSection { seq_len, loss_chunk, .. } = config.training;
