@@ -34,9 +34,18 @@ pub(crate) fn name_in_base(name: &str) -> &str {
 }
 
 /// Plan of tensor parallelism of an adapted model: its base's, with whole adapters on each rank.
-pub(crate) fn tensor_plan(base: &ParallelPlan) -> ParallelPlan {
-    let of_base = base.iter().map(|(name, style)| (format!("base.{name}"), *style));
-    of_base.chain([("lora.*".into(), TensorStyle::Sequence)]).collect()
+pub(crate) fn tensor_plan<B: Backend, M: Module<B>>(adapted: &M, base: &ParallelPlan) -> ParallelPlan {
+    let mut modules = vec![];
+    visit_params::<B, M>(adapted, |param| {
+        modules.extend(param.name().rsplit_once('.').map(|(name, _)| name.to_string()))
+    });
+    let of_base = |(name, style): &(String, TensorStyle)| {
+        let in_base = format!("base.{name}");
+        // A part of names has no prefix.
+        let is_whole = name.contains(['*', '?', '[']) || modules.contains(&in_base);
+        (if is_whole { in_base } else { name.clone() }, *style)
+    };
+    base.iter().map(of_base).chain([("lora.*".into(), TensorStyle::Sequence)]).collect()
 }
 
 /// Whether a parameter of this name belongs to an adapter.

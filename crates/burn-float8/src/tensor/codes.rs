@@ -72,8 +72,8 @@ impl<B: Float8Backend> Codes<B> {
         in_dtype::<B>(B::float_transpose(B::fp8_dequantize(&self.operand)), dtype)
     }
 
-    /// Codes of these rows and columns of the weight `[K, N]`, with zeros below up to `len` rows. Scales
-    /// stay those of the whole weight. Codes pass through the host.
+    /// Codes of these rows and columns of the weight `[K, N]`, with zeros below up to `len` rows. Keeps the
+    /// whole weight's scales. Codes pass through the host.
     ///
     /// # Panics
     ///

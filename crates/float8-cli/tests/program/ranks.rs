@@ -68,7 +68,7 @@ impl Runs {
     }
 
     /// Losses of a run from the weights of a Hugging Face folder.
-    fn fine_tune(&self, hf: &str, [count, batches]: [usize; 2], settings: &[&str]) -> Vec<f64> {
+    pub(crate) fn fine_tune(&self, hf: &str, [count, batches]: [usize; 2], settings: &[&str]) -> Vec<f64> {
         let accumulation = format!("training.grad_accumulation={}", batches / count);
         let fixed = ["--model".into(), self.path(hf), "--data".into(), self.0.1.clone()];
         let small =

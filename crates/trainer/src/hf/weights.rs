@@ -55,7 +55,7 @@ impl Checkpoint {
         self.fill(model, loaded.layers.into_iter().collect(), progress)
     }
 
-    /// Codes of a linear's weight, which keeps those with the format and granularity of its cast.
+    /// Codes of a linear's weight: as stored, if they have the format and granularity of its cast.
     ///
     /// # Errors
     /// Invalid FP8 weights; a file that cannot be read; a weight that is not finite.

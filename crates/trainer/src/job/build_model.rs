@@ -344,7 +344,7 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     let mut parallel = None;
     if !plan.is_empty() {
         let ranks = config.parallelism.tensor_ranks(comm)?;
-        let plan = if config.lora.is_some() { lora_model::tensor_plan(plan) } else { plan.clone() };
+        let plan = if config.lora.is_some() { lora_model::tensor_plan::<B, _>(&model, plan) } else { plan.clone() };
         let (divided, handle) = TensorParallel::apply::<B, _>(model, &ranks, &plan).map_err(ShardError::from)?;
         writeln!(out, "Linears divided over {} ranks", ranks.world_size())?;
         (model, parallel) = (divided, Some(handle));

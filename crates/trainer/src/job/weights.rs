@@ -205,7 +205,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         let mut parameters = Sharded::parameters::<B, _>(&model).into_iter();
         let mut done = Progress { bytes: 0, total_bytes: 4 * self.dims.size().num_params as u64 };
         // A walk cannot stop early. After the first failure it changes nothing.
-        let mut failure = Ok(());
+        let (mut failure, mut fp8_only) = (Ok(()), 0);
         let model = progress.track("loaded", out, |progress| {
             map_params::<B, _>(model, |param| {
                 let place = parameters.next().expect("both walks are of the same model");
@@ -217,12 +217,13 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
                     Some(trained) if B::float_is_require_grad(&old) => trained,
                     _ => &mut source,
                 };
-                let layer = B::layer(&old).filter(|_| holds_codes);
+                let layer = B::layer(&old).filter(|_| holds_codes && whole.shape.len() == 2);
                 let cast = layer.and_then(|layer| configured(&layer).weight_cast());
                 match source.load::<B>(&place, param, matrices, cast) {
                     Ok(value) => {
                         done.bytes += 4 * place.shape.iter().product::<usize>() as u64;
                         progress(done);
+                        fp8_only += usize::from(cast.is_some());
                         Change::Loaded(value)
                     }
                     Err(error) => {
@@ -233,6 +234,9 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             })
         })?;
         failure?;
+        if fp8_only > 0 {
+            writeln!(out, "FP8-only weights: {fp8_only} linears, divided over ranks")?;
+        }
         [Some(source), trained].into_iter().flatten().try_for_each(|values| match values {
             Values::Saved(saved) => saved.all_read(),
             _ => Ok(()),

@@ -260,11 +260,6 @@ fn adapters_that_do_not_fit_are_refused() {
         let adapter = format!("lora.adapter={}", folder.path().display());
         refuses(of_peft(&[&*adapter, &setting][..1 + usize::from(!setting.is_empty())]), &told);
     }
-    // Over several ranks codes are refused, in the estimate too.
-    let config = run_config(text().path(), &["lora.base=fp8"]);
-    let memory = Job::<Decoders> { config, start: Start::default(), task: Task::Memory { ranks: 2, available: None } };
-    let told = memory.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink());
-    refuses(told, "several ranks do not shard FP8-only weights yet");
 }
 
 /// PEFT's adapter with changes in its configuration.

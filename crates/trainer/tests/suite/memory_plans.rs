@@ -123,6 +123,16 @@ fn ranks_are_counted() {
     assert!((copies(&two)..copies(&two) + 1000).contains(&(2 * copies(&half))), "{half}");
     assert!(row(&half, "parameters")[0] < row(&two, "parameters")[0], "{half}");
     assert!(row(&two, "gathered weights")[0] > 0 && row(&one, "gathered weights")[0] == 0, "{two}");
+    // Shards, or parts, of FP8-only weights beside whole adapters.
+    let [one, shards, parts] = [(1, 1), (2, 1), (2, 2)].map(|(ranks, tensor)| {
+        let tensor = format!("parallelism.tensor={tensor}");
+        let estimate = estimate(&["lora.rank=4", "lora.base=fp8", &tensor], ranks);
+        (row(&estimate, "parameters")[0] - row(&estimate, "AdamW's moments")[0] / 2) as f64
+    });
+    assert!(
+        (2.0 * shards / one - 1.0).abs() < 0.01 && (2.0 * parts / one - 1.0).abs() < 0.01,
+        "{one} {shards} {parts}"
+    );
     let [one, four] = [1, 4].map(|ranks| estimate(&[], ranks));
     assert_eq!(row(&one, "workspace")[3], 4 * row(&four, "workspace")[3]);
 }
