@@ -129,8 +129,8 @@ pub fn llama(recipe: Option<Recipe>) -> Decoder<B> {
     configured(decoder("llama3-debug", sizes), recipe, &["lm_head"])
 }
 
-/// The debug mixture with six experts, of which the last of four ranks has none. Only experts have the
-/// recipe: other linears cast each rank's tokens by themselves.
+/// The debug mixture with six experts: the last of four ranks has none. Only experts have the recipe,
+/// because other linears cast only a rank's own tokens.
 pub fn mixture(recipe: Option<Recipe>) -> Decoder<B> {
     let sizes = |dims: &mut Dimensions| {
         (dims.vocab_size, dims.intermediate_size, dims.num_layers, dims.max_seq_len) = (128, 128, 2, 32);
@@ -174,8 +174,8 @@ pub trait Model: AutodiffModule<B> {
     /// Learning rate of AdamW.
     const LR: f64;
 
-    /// Mean cross entropy of some sequences, which are equal on all ranks. Those of a small net are its
-    /// micro-batches.
+    /// Mean cross entropy of some sequences, which are equal on all ranks. A small net's sequence is a
+    /// whole micro-batch.
     fn loss_of(&self, sequences: &[usize]) -> Tensor<B, 1>;
 
     /// Division of its linears over ranks.

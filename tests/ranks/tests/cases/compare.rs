@@ -26,8 +26,9 @@ pub fn in_turns(count: usize, compute: impl Fn(usize) -> Vec<f32>) -> Vec<Vec<f3
     own.into_iter().map(share).collect()
 }
 
-/// Losses of meshes are one rank's, in high precision and in some recipes: the first to 1e-5, and later ones in
-/// FP8 to 1e-3. Sequences in another order move codes to their neighbours, and such losses by up to 5e-4.
+/// Losses of meshes are one rank's, in high precision and in some recipes: the first to 1e-5, and later
+/// ones in FP8 to 1e-3. Sums in another order move codes to their neighbours. One rank's losses differ by
+/// up to 5e-4 with its sequences in another order.
 pub fn train_as_one_rank<M: Model>(
     build: fn(Option<Recipe>) -> M,
     some: &[Recipe],

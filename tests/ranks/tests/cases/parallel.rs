@@ -174,7 +174,8 @@ pub fn a_block_has_the_gradients_of_one_rank() {
 }
 
 /// Calls and bytes that a step of two linears exchanges: gathers of x or dy, sums of y or dx, and amaxes.
-/// One gather of codes serves two GEMMs where both read the same codes; that of x serves both linears.
+/// One gather of codes serves two GEMMs where both read the same codes, and a gather of x serves both
+/// linears.
 pub fn bytes_of_tokens() {
     let comm = world();
     let ranks = comm.world_size();

@@ -16,8 +16,8 @@ fn health(model: &One<B>) -> Vec<(&'static str, [f64; 3])> {
     sampled.map(|sampled| (sampled.operand, of(sampled.health.cast))).collect()
 }
 
-/// Sums over ranks are those of one rank. A rank has none where a row that has one scale is divided, as it
-/// cannot cast its part alone again.
+/// Sums over ranks equal one rank's statistics. Where ranks divide a row with one scale there are none,
+/// since a rank cannot cast its part again alone.
 pub fn are_those_of_one_rank() {
     let (comm, device) = (world(), Default::default());
     let ranks = comm.world_size();
