@@ -7,6 +7,7 @@ mod halves;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use cubecl_core::Runtime;
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
@@ -57,11 +58,18 @@ pub fn sample(half: u32) -> impl Fn() -> bool {
     }
 }
 
-/// CUDA of every variant for compute capability `sm`, without duplicate sources.
+/// CUDA of every variant for compute capability `sm`, without duplicate sources. A process generates it
+/// once.
 ///
 /// # Panics
 /// If a kernel cannot be generated.
-pub fn generate(sm: u16) -> Vec<Generated> {
+pub fn generate(sm: u16) -> Arc<[Generated]> {
+    static ALL: Mutex<BTreeMap<u16, Arc<[Generated]>>> = Mutex::new(BTreeMap::new());
+    let mut all = ALL.lock().expect("every kernel has been generated");
+    all.entry(sm).or_insert_with(|| launch_all(sm)).clone()
+}
+
+fn launch_all(sm: u16) -> Arc<[Generated]> {
     let launcher = Launcher { client: GenerateCuda::client(&OfflineDevice::new(sm)) };
     launcher.quantize();
     launcher.rows();

@@ -9,6 +9,9 @@
 //! nvidia-cuda-nvrtc, -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is
 //! generated but not compiled; in CI that is a failure.
 
+#[path = "codegen/assemblers.rs"]
+mod assemblers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
@@ -39,16 +42,16 @@ const CLUSTERS: [(u16, &str, usize); 3] = [
 
 /// Selects the first kernel of each entry point, one for each width of loads and output type. Of
 /// kernels that only this architecture has, also selects every `step`-th.
-fn selected(kernels: Vec<Generated>, step: usize) -> Vec<Generated> {
+fn selected(kernels: &[Generated], step: usize) -> Vec<Generated> {
     let (mut names, mut count) = (BTreeSet::new(), 0_usize);
-    let keep = |kernel: &Generated| {
+    let keep = |kernel: &&Generated| {
         let is_new = names.insert(kernel.name.clone());
         let is_own = kernel.sm == 90 || is_native(kernel);
         let is_sampled = is_own && count.is_multiple_of(step);
         count += usize::from(is_own);
         is_sampled || is_new
     };
-    kernels.into_iter().filter(keep).collect()
+    kernels.iter().filter(keep).cloned().collect()
 }
 
 /// Summary of one kernel's variants on one architecture.
@@ -156,7 +159,7 @@ fn every_kernel_compiles_and_fits() {
         let copying = kernels.iter().find(|kernel| kernel.copies_shapes);
         assert!(copying.is_none(), "shapes are copied to the device for {}", copying.map_or("", |kernel| &kernel.name));
         // A home directory's cache may contain kernels of several architectures.
-        for Generated { name, cache_key, .. } in &kernels {
+        for Generated { name, cache_key, .. } in &*kernels {
             let other = keys.insert(*cache_key, sm).filter(|other| *other != sm);
             assert!(
                 other.is_none(),
@@ -165,7 +168,7 @@ fn every_kernel_compiles_and_fits() {
             );
         }
         let Some(nvrtc) = &nvrtc else { continue };
-        let kernels = selected(kernels, step);
+        let kernels = selected(&kernels, step);
         let (errors, summaries) = check_all(nvrtc, &kernels, arch);
         for (family, Summary { variants, registers, local, shared, occupancy }) in summaries {
             let blocks = occupancy.expect("a summary has variants");

@@ -167,13 +167,19 @@ impl Accumulator {
             }
             return;
         }
-        let mut sums = vec![0.0; d.len()];
-        for (a, columns) in a.iter().zip(b.columns.chunks(d.len())) {
-            for (sum, b) in sums.iter_mut().zip(columns) {
-                *sum += a.value * b;
+        // Eight sums stay in registers.
+        let n = d.len();
+        for (first, d) in (0..n).step_by(8).zip(d.chunks_mut(8)) {
+            let mut sums = [0.0; 8];
+            for (a, columns) in a.iter().zip(b.columns.chunks(n)) {
+                let columns = &columns[first..first + d.len()];
+                match <&[f64; 8]>::try_from(columns) {
+                    Ok(columns) => (0..8).for_each(|i| sums[i] += a.value * columns[i]),
+                    Err(_) => sums.iter_mut().zip(columns).for_each(|(sum, b)| *sum += a.value * b),
+                }
             }
+            d.iter_mut().zip(sums).for_each(|(d, sum)| *d += sum);
         }
-        d.iter_mut().zip(sums).for_each(|(d, sum)| *d += sum);
     }
 }
 

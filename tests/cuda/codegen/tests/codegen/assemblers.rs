@@ -6,7 +6,6 @@
 //! names toolkits whose NVRTC is used instead of `FLOAT8_CUDA_TOOLS`. `FLOAT8_VARIANTS=all`
 //! assembles all kernels of Hopper and Blackwell. `.ci/compilers` sets both.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -95,10 +94,10 @@ fn the_rules_hold_for_every_assembler() {
     let Some((root, assemblers)) = tools() else { return };
     let compilers = compilers(&root);
     let every = all_are_asked_for();
-    let (mut work, mut generated) = (vec![], BTreeMap::new());
+    let mut work = vec![];
     for (sm, arch, wanted, step) in KERNELS {
-        let kernels = generated.entry(sm).or_insert_with(|| generate(sm)).iter();
-        let kernels: Vec<_> = kernels.filter(|kernel| family(&kernel.name) == wanted).collect();
+        let generated = generate(sm);
+        let kernels: Vec<_> = generated.iter().filter(|kernel| family(&kernel.name) == wanted).collect();
         assert!(kernels.len() >= step, "{} of {wanted} for {arch}", kernels.len());
         let first = |text: &str| kernels.iter().position(|kernel| kernel.source.contains(text));
         let firsts = FIRSTS.into_iter().filter(|(of, _)| *of == wanted);
@@ -127,7 +126,7 @@ fn the_rules_hold_for_every_assembler() {
                     continue;
                 }
             };
-            // The compiler's own assembler is what `codegen.rs` checks.
+            // `every_kernel_compiles_and_fits` checks the compiler's own assembler.
             let is_other = |assembler: &&Ptxas| every || assembler.release != compiler.release;
             let others = assemblers.iter().filter(is_other);
             for assembler in others.filter(|assembler| since(kernel.sm) <= assembler.release) {
