@@ -7,11 +7,13 @@ use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::{Tensor, module};
 use burn_float8::{
-    Float8, Float8Config, Float8LinearConfig, Float8Stack, Recipe, Report, StatisticsConfig, report,
-    report::LayerReport,
+    Float8, Float8Config, Float8LinearConfig, Float8Stack, Recipe, Report, StatisticsConfig, backend::Float8Backend,
+    report, report::LayerReport,
 };
 
+use crate::on_every_runtime;
 use crate::support::model::{Model, input};
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
@@ -186,4 +188,29 @@ fn only_what_is_tracked_is_saved() {
     let untracked = frozen.forward(x());
     assert_eq!(live(), 0);
     assert_eq!(values(untracked), want);
+}
+
+fn threads_on<B: Float8Backend>(runtime: &str) {
+    type F<B> = Float8<B>;
+    let w: Tensor<F<B>, 2> = tensor(normal(64 * 32, 2), [64, 32]);
+    let x: Tensor<F<B>, 2> = tensor(normal(16 * 64, 1), [16, 64]);
+    let want = values(module::linear(x.clone(), w.clone(), None));
+    let run = |shared: bool| {
+        let (x, w) = (x.clone(), w.clone());
+        move || {
+            let x = if shared { x } else { x * 1.0 };
+            (0..4).map(|_| values(module::linear(x.clone(), w.clone(), None))).collect::<Vec<_>>()
+        }
+    };
+    let outputs: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|i| scope.spawn(run(i % 2 == 0))).collect();
+        threads.into_iter().flat_map(|t| t.join().expect("no panic")).collect()
+    });
+    assert!(outputs.iter().all(|y| *y == want), "{runtime}");
+}
+
+/// With fusion and without.
+#[test]
+fn threads_share_the_copies_of_a_weight() {
+    on_every_runtime!(threads_on);
 }

@@ -8,8 +8,7 @@ use crate::Failure;
 use crate::case::{Cases, wrong};
 use crate::data::{BF16, Content, DTYPES, F32};
 use crate::device::{Layout, must_be, poison, read_f32, upload};
-use crate::input::{Input, far_places};
-use crate::shapes::{LARGE, SHAPES};
+use crate::input::{Input, LARGE, SHAPES, far_places};
 
 /// More elements than the units of the largest grid take in one step.
 const MANY_STEPS: [usize; 2] = [1031, 2051];

@@ -11,9 +11,8 @@ use crate::case::{Cases, wrong};
 use crate::cast::{casts, describe};
 use crate::data::{BF16, Content, DTYPES, F32, Random, transpose};
 use crate::device::{Layout, flip, poison, read_f32};
-use crate::input::Input;
+use crate::input::{Input, LARGE, SHAPES};
 use crate::matrix::{HostMatrix, modes};
-use crate::shapes::{LARGE, SHAPES};
 
 /// Numbers in a row of partial sums.
 const FIELDS: usize = 5;

@@ -27,30 +27,27 @@
 //! Device memory is filled with NaN patterns before each case, so that an element without a write
 //! is noticed.
 
-mod adamw;
 mod amax;
 mod attention;
 mod case;
 mod cast;
+mod codes;
 mod compare;
 mod data;
-mod dequantize;
 mod device;
 mod few_rows;
 mod fused;
 mod gemm;
 mod golden;
 mod grouped;
-mod halves;
 mod health;
 mod input;
 mod linear;
 mod matrix;
 mod oracle;
 mod repeated;
-mod shapes;
 mod supervise;
-mod transposed;
+mod variants;
 mod vectors;
 mod worker;
 
@@ -75,15 +72,13 @@ pub use worker::Worker;
 pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn FnMut(Case<'_>)) {
     let mut cases = case::Cases::new(client, size, visit);
     cast::add(&mut cases);
-    dequantize::add(&mut cases);
-    transposed::add(&mut cases);
+    codes::add(&mut cases);
     amax::add(&mut cases);
     health::add(&mut cases);
     fused::add(&mut cases);
     attention::add(&mut cases);
-    adamw::add(&mut cases);
+    variants::add(&mut cases);
     gemm::add(&mut cases);
-    halves::add(&mut cases);
     few_rows::add(&mut cases);
     grouped::add(&mut cases);
     repeated::add(&mut cases);

@@ -8,9 +8,8 @@ use super::{Case, ORIENTATIONS, casts};
 use crate::case::Cases;
 use crate::data::{BF16, Content, DTYPES, F32, Random};
 use crate::device::Layout;
-use crate::input::Input;
+use crate::input::{Input, LARGE, SHAPES};
 use crate::matrix::modes;
-use crate::shapes::{LARGE, SHAPES};
 
 /// Row lengths on both sides of every change in how a row is split among units. The last ones are
 /// too long for registers.

@@ -1,13 +1,15 @@
-//! Transposes of codes whose scales serve both orientations, and decoded values for every
-//! granularity.
+//! Transposes of codes whose scales serve both orientations, decoded values for every granularity, and
+//! MX operands dequantized to bf16: every code with every scale, and padding.
 
 use cubecl::prelude::*;
-use float8_kernels::reference::{decode, transpose as want_transposed};
-use float8_kernels::{Format, Granularity, KernelError, dequantize_to_f32, row_words, transpose};
+use float8_kernels::reference::{decode, dequantize_mx as want_dequantized, transpose as want_transposed};
+use float8_kernels::{
+    Format, Granularity, InvScale, KernelError, dequantize_mx, dequantize_to_f32, row_words, transpose,
+};
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::device::{must_be, poison, read_f32};
+use crate::device::{must_be, poison, read, read_f32};
 use crate::matrix::{Codes, HostMatrix, MX};
 
 /// One row, one column, less than a tile, several tiles, and both sides of the edges of words,
@@ -29,6 +31,14 @@ const SHAPES: [[usize; 2]; 12] = [
 
 const LARGE: [[usize; 2]; 3] = [[4096, 14_336], [14_336, 1040], [4095, 4097]];
 
+/// Sizes around pieces of 8, padding to 16, blocks of 32 and tiles of 128. The last one has every
+/// code with every scale.
+const MX_SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 17], [130, 31], [129, 160], [257, 300], EVERY];
+
+const EVERY: [usize; 2] = [256, 8 * 256];
+
+const MX_LARGE: [[usize; 2]; 2] = [[4096, 4096], [14_336, 1040]];
+
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     for [rows, k] in all.sizes(&SHAPES, &LARGE) {
         for (i, granularity) in Granularity::ALL.into_iter().enumerate() {
@@ -41,6 +51,11 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
             all.add(format!("dequantize_to_f32 {rows}x{k} {format} {granularity}"), |client| {
                 check_values(client, [rows, k], format, granularity)
             });
+        }
+    }
+    for shape @ [rows, k] in all.sizes(&MX_SHAPES, &MX_LARGE) {
+        for format in Format::ALL {
+            all.add(format!("dequantize_mx {rows}x{k} {format}"), |client| check_mx(client, shape, format));
         }
     }
     all.add("transpose refused", check_refused);
@@ -88,6 +103,43 @@ fn check_values<R: Runtime>(
     let got = read_f32(client, dequantize_to_f32(client, &operand)?)?;
     let value = |(i, &code): (usize, &u8)| decode(code, format) * host.inv_scale(i / k, i % k);
     must_be(&got, &host.codes.iter().enumerate().map(value).collect::<Vec<_>>(), k)?;
+    Ok(0.0)
+}
+
+/// Random codes and scales.
+///
+/// For [`EVERY`], block `b` of row `r` has scale `r` and the 32 codes from `32 b` on, modulo 256.
+fn mx_matrix(shape: [usize; 2], format: Format) -> HostMatrix {
+    let mut matrix = HostMatrix::new(Codes::Random, shape, format, MX, 51);
+    if shape == EVERY {
+        let [_, k] = shape;
+        matrix.codes.iter_mut().enumerate().for_each(|(i, code)| *code = (i % k) as u8);
+        let blocks = k / 32;
+        let bytes = |i: usize| (i / blocks) as u8;
+        matrix.inv_scales.iter_mut().enumerate().for_each(|(i, scale)| *scale = InvScale::from_e8m0(bytes(i)));
+    }
+    matrix
+}
+
+fn check_mx<R: Runtime>(client: &ComputeClient<R>, shape: [usize; 2], format: Format) -> Result<f64, Failure> {
+    let [rows, k] = shape;
+    let host = mx_matrix(shape, format);
+    let operand = host.upload(client);
+    let pitch = row_words(k) * 4;
+    poison(client, &[rows * pitch * 2; 2])?;
+    let bytes = read(client, dequantize_mx(client, &operand)?)?;
+    if bytes.len() != rows * pitch * 2 {
+        return Err(wrong!("{} bytes, not {}", bytes.len(), rows * pitch * 2));
+    }
+    let want = want_dequantized(&host.view());
+    for (i, bits) in bytes.chunks_exact(2).enumerate() {
+        let (row, col) = (i / pitch, i % pitch);
+        let got = u16::from_le_bytes([bits[0], bits[1]]);
+        let want = if col < k { want[row * k + col].to_bits() } else { 0 };
+        if got != want {
+            return Err(wrong!("[{row}, {col}] is {got:#x}, not {want:#x}"));
+        }
+    }
     Ok(0.0)
 }
 
