@@ -13,6 +13,7 @@ use crate::sharding::Sharding;
 use crate::values::{column_amaxes, tensor_amax, with_amaxes};
 
 /// Cached state; see the module.
+#[derive(Default)]
 pub(crate) struct GatherCache<B: Float8Backend> {
     /// Amaxes of the whole weight, f32.
     amaxes: Vec<(AmaxOf, FloatTensor<B>)>,
@@ -43,12 +44,6 @@ struct Key {
     cast: Cast,
     is_transposed: bool,
     is_delayed: bool,
-}
-
-impl<B: Float8Backend> Default for GatherCache<B> {
-    fn default() -> Self {
-        Self { amaxes: vec![], started: vec![] }
-    }
 }
 
 impl Key {

@@ -102,15 +102,10 @@ impl<B: Float8Backend> ParameterPart<B> {
 }
 
 /// Parts of a model's parameters, in the order of a walk.
+#[derive(Default)]
 pub(crate) struct Parts<B: Float8Backend> {
     /// Module of the last weight that ranks divide.
     of_weight: Option<(String, Arc<dyn ParallelHooks<B>>)>,
-}
-
-impl<B: Float8Backend> Default for Parts<B> {
-    fn default() -> Self {
-        Self { of_weight: None }
-    }
 }
 
 impl<B: Float8Backend> Parts<B> {

@@ -61,7 +61,7 @@ pub struct ShardPlan {
     /// Elements that a rank trains of the largest parameter, and elements of the largest weight of
     /// a linear in FP8.
     pub largest: [u64; 2],
-    /// Multiple of which each rank's tokens must be, so that parts have whole blocks of their recipe.
+    /// Each rank's tokens must be a multiple of this, so that parts have whole blocks of their recipe.
     pub token_alignment: usize,
 }
 
@@ -222,11 +222,6 @@ impl ShardPlan {
 }
 
 impl Planned {
-    fn linear(&self) -> Option<LinearInfo> {
-        let (Kind::Linear(name), [.., k, n]) = (&self.kind, &self.dims[..]) else { return None };
-        Some(LinearInfo { name: name.clone(), k: *k, n: *n })
-    }
-
     fn divisible(&self) -> Option<Divisible> {
         let (Kind::Linear(name) | Kind::Embedding(name), [.., k, n]) = (&self.kind, &self.dims[..]) else {
             return None;
@@ -278,10 +273,10 @@ fn parameters<B: Backend, M: Module<B>>(
         planned.push(Planned { dims, kind, style, is_trained, policy: None });
     });
     if let Some(float8) = float8 {
-        let (linears, infos): (Vec<_>, Vec<_>) =
-            planned.iter_mut().filter_map(|parameter| parameter.linear().map(|info| (parameter, info))).unzip();
-        let policies = float8.resolve(&infos)?;
-        linears.into_iter().zip(policies).for_each(|(linear, policy)| linear.policy = Some(policy));
+        let weights = planned.iter().filter_map(Planned::divisible).filter(|weight| !weight.is_embedding);
+        let mut policies = float8.resolve(&weights.map(|weight| weight.info).collect::<Vec<_>>())?.into_iter();
+        let linears = planned.iter_mut().filter(|parameter| matches!(parameter.kind, Kind::Linear(_)));
+        linears.for_each(|linear| linear.policy = policies.next());
     }
     Ok(planned)
 }

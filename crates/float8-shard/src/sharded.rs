@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::comm::{Communicator, Operation};
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::report::Layer;
-use burn_float8::shard_hooks::{self, Change, sourced_weights};
+use burn_float8::shard_hooks::{self, Change, SourcedWeight, sourced_weights};
 use burn_float8::{ApplyError, Float8Stack, Float8Tensor};
 
 use crate::all_reduce::all_reduce;
@@ -187,7 +187,9 @@ impl Sharded {
         }
         world.reduces.begin();
         let mut steps: Vec<(Arc<Prefetch<_>>, Vec<_>)> = vec![];
-        for weight in weights {
+        // Experts are not gathered.
+        let is_gathered = |weight: &SourcedWeight<_>| shard_hooks::source::<B::Inner>(weight.layer()).is_some();
+        for weight in weights.into_iter().filter(is_gathered) {
             let ahead = weight.shared();
             match steps.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &ahead)) {
                 Some((_, of_conversion)) => of_conversion.push(weight),
@@ -264,7 +266,8 @@ impl Sharded {
 
     /// Whether this is a shard of a parameter that ranks divide.
     pub fn is_shard<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> bool {
-        Sharding::of_parameter(parameter).is_some_and(|sharding| sharding.is_divided())
+        let TensorPrimitive::Float(value) = parameter.clone().into_primitive() else { return false };
+        Sharding::of_value::<B>(&value).is_some_and(|sharding| sharding.is_divided())
     }
 
     /// Gathers whole parameters from the shards and the tensor-parallel parts of all ranks, which call it
@@ -276,15 +279,14 @@ impl Sharded {
             let sharding = value.as_ref().and_then(Sharding::of_value::<B>);
             let Some(value) = value.filter(|_| sharding.is_some() || part.is_some()) else { return Change::None };
             let whole = |own: Float8Tensor<_>| {
-                let own = own.into_full();
-                let own = match sharding {
-                    Some(sharding) => sharding.in_shape(sharding.gather_values(sharding.matrix(own))),
-                    None => own,
-                };
-                Float8Tensor::new(match part {
-                    Some(part) => part.gather(own),
-                    None => own,
-                })
+                let mut all = own.into_full();
+                if let Some(sharding) = sharding {
+                    all = sharding.in_shape(sharding.gather_values(sharding.matrix(all)));
+                }
+                if let Some(part) = part {
+                    all = part.gather(all);
+                }
+                Float8Tensor::new(all)
             };
             Change::Replaced(B::map_float8(value, whole))
         })

@@ -12,7 +12,6 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::config::Policy;
@@ -116,16 +115,6 @@ impl<B: Float8Backend> Sharding<B> {
     /// Partition of a parameter's value, if it is sharded.
     pub(crate) fn of_value<S: Float8Stack<Inner = B>>(value: &FloatTensor<S>) -> Option<Arc<Self>> {
         Self::of(&*S::layer(value)?)
-    }
-
-    /// Partition of a parameter, if it is sharded.
-    pub(crate) fn of_parameter<S: Float8Stack<Inner = B>, const D: usize>(
-        parameter: &Tensor<S, D>,
-    ) -> Option<Arc<Self>> {
-        match parameter.clone().into_primitive() {
-            TensorPrimitive::Float(value) => Self::of_value::<S>(&value),
-            TensorPrimitive::QFloat(_) => None,
-        }
     }
 
     /// Number of ranks that divide the weight.

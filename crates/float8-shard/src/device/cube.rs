@@ -2,7 +2,7 @@
 use crate::comm::Communicator;
 use burn_backend::tensor::Device;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use burn_float8::backend::DeviceOperand;
+use burn_float8::backend::{DeviceOperand, OperandLayout};
 
 #[cfg(feature = "nccl")]
 use super::nccl;
@@ -20,7 +20,8 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> ShardBacke
         staged::collectives::<R, Self>(comm)
     }
 
-    fn cropped(operand: &DeviceOperand<Self>, len: usize, _: &Device<Self>) -> DeviceOperand<Self> {
-        joined::first(operand, len)
+    fn cropped(operand: &DeviceOperand<Self>, k: usize, _: &Device<Self>) -> DeviceOperand<Self> {
+        let DeviceOperand { codes, inv_scale, layout } = operand.clone();
+        DeviceOperand { codes: joined::first(codes, k), inv_scale, layout: OperandLayout { k, ..layout } }
     }
 }

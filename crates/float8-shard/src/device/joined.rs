@@ -89,16 +89,10 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
     }
 }
 
-/// Copy of an operand with scales of rows, with the first `k` elements of its contraction.
-pub(super) fn first<R, B>(operand: &DeviceOperand<B>, k: usize) -> DeviceOperand<B>
-where
-    R: CubeRuntime,
-    B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
-{
-    let DeviceOperand { codes, inv_scale, layout } = operand.clone();
+/// Codes `[rows, words]` of the first `k` elements of each row, contiguous.
+pub(super) fn first<R: CubeRuntime>(codes: CubeTensor<R>, k: usize) -> CubeTensor<R> {
     let rows = codes.shape()[0];
-    let codes = without_padding(cropped(codes, [rows, row_words(k)]), k);
-    DeviceOperand { codes, inv_scale, layout: OperandLayout { k, ..layout } }
+    without_padding(cropped(codes, [rows, row_words(k)]), k)
 }
 
 fn joined<R: CubeRuntime>(

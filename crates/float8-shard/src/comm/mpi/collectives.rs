@@ -38,14 +38,6 @@ struct Counts {
     received_begins: Vec<c_int>,
 }
 
-impl From<Exchange> for Counts {
-    fn from(Exchange { sent, received }: Exchange) -> Self {
-        let ints = |counts: Vec<usize>| counts.into_iter().map(|count| count as c_int).collect();
-        let [sent_begins, received_begins] = [&sent, &received].map(|counts| ints(Exchange::begins(counts)));
-        Self { sent: ints(sent), sent_begins, received: ints(received), received_begins }
-    }
-}
-
 // SAFETY: the handle is used with the world's lock held, see `Comm`.
 unsafe impl<T: Element> Send for MpiInFlight<T> {}
 
@@ -106,35 +98,29 @@ impl Group {
         &self,
         label: &str,
         send: Vec<T>,
-        exchange: Exchange,
+        Exchange { sent, received }: Exchange,
     ) -> Result<Pending<Vec<T>>, ShardError> {
-        let Exchange { sent, received } = &exchange;
-        let [all_sent, all_received] = [sent, received].map(|counts| counts.iter().sum::<usize>());
+        let [all_sent, all_received] = [&sent, &received].map(|counts| counts.iter().sum::<usize>());
         assert!(all_sent == send.len() && [sent.len(), received.len()] == [self.size(); 2], "counts of each rank");
         fits(Operation::AllToAll, label, all_sent.max(all_received))?;
         let _order = self.world.order.lock();
         // Ranks may give different amounts, so none is compared.
         let collective = self.begin(Operation::AllToAll, label, 0)?;
-        let counts = Counts::from(exchange);
+        let ints = |counts: Vec<usize>| counts.into_iter().map(|count| count as c_int).collect();
+        let [sent_begins, received_begins] = [&sent, &received].map(|counts| ints(Exchange::begins(counts)));
+        let counts = Counts { sent: ints(sent), sent_begins, received: ints(received), received_begins };
         let mut receive = vec![T::default(); all_received];
         let state = &mut self.world.lock();
         // SAFETY: `send` and `receive` have the lengths of the counts. All buffers live until the request is
         // done, or are leaked.
         let (code, request) = unsafe {
             let Counts { sent, sent_begins, received, received_begins } = &counts;
+            let [sent, sent_at, received, received_at] =
+                [sent, sent_begins, received, received_begins].map(|counts| counts.as_ptr());
+            let (from, to) = (send.as_ptr().cast(), receive.as_mut_ptr().cast());
             let (of, mut request) = (T::equivalent_datatype().as_raw(), ffi::RSMPI_REQUEST_NULL);
-            let code = ffi::MPI_Ialltoallv(
-                send.as_ptr().cast(),
-                sent.as_ptr(),
-                sent_begins.as_ptr(),
-                of,
-                receive.as_mut_ptr().cast(),
-                received.as_ptr(),
-                received_begins.as_ptr(),
-                of,
-                self.comm.0,
-                &mut request,
-            );
+            let (comm, out) = (self.comm.0, &mut request);
+            let code = ffi::MPI_Ialltoallv(from, sent, sent_at, of, to, received, received_at, of, comm, out);
             (code, request)
         };
         check(&collective, code).map_err(|error| self.world.die(state, &collective, error))?;
