@@ -217,7 +217,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
                     Some(trained) if B::float_is_require_grad(&old) => trained,
                     _ => &mut source,
                 };
-                let layer = B::layer(&old).filter(|_| holds_codes && whole.shape.len() == 2);
+                let layer = B::layer(&old).filter(|_| holds_codes && place.shape.len() == 2);
                 let cast = layer.and_then(|layer| configured(&layer).weight_cast());
                 match source.load::<B>(&place, param, matrices, cast) {
                     Ok(value) => {
