@@ -198,3 +198,18 @@ fn every_item_has_work() {
         }
     }
 }
+
+/// Ends beyond the axis, or below the previous end or zero, are clamped. Along the contraction,
+/// groups begin at multiples of 128.
+#[test]
+fn groups_have_these_rows() {
+    for (grouping, len, ends, spans) in [
+        (Grouping::Rows, 12, vec![3, 7, 7, 10], vec![0..3, 3..7, 7..7, 7..10]),
+        (Grouping::Rows, 12, vec![4, 2, 100], vec![0..4, 4..4, 4..12]),
+        (Grouping::Rows, 12, vec![i32::MIN, 5, -1], vec![0..0, 0..5, 5..5]),
+        (Grouping::Contraction, 300, vec![20, 10, 1000], vec![0..20, 128..128, 128..300]),
+        (Grouping::Contraction, 300, vec![-7, 130, 280], vec![0..0, 0..130, 256..280]),
+    ] {
+        assert_eq!(grouping.spans(&ends, len), spans, "{grouping:?} {ends:?}");
+    }
+}
