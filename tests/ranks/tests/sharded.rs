@@ -28,9 +28,9 @@ fn main() -> ExitCode {
     });
     let alone =
         failing.iter().flat_map(|case| case.ranks.iter().map(|ranks| run(&[case], *ranks, case.failure.as_ref())));
-    let failed: Vec<String> = together.into_iter().chain(alone).filter_map(Result::err).collect();
-    failed.iter().for_each(|reason| println!("FAILED: {reason}"));
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let outcomes: Vec<_> = together.into_iter().chain(alone).collect();
+    outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).for_each(|reason| println!("FAILED: {reason}"));
+    if outcomes.iter().all(Result::is_ok) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs a job. One that succeeds prints as it runs.
