@@ -494,7 +494,10 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
                 // Only this linear reads a weight and its adapters separately.
                 let layer = weight.layer().cloned();
                 let y = B::fp8_linear(x.clone(), weight.with_adapters(None), bias);
-                adapters.add_to(y, x.into_full(), layer.as_ref())
+                let part = layer.as_deref().and_then(B::linear_part);
+                adapters.add_to(y, x.into_full(), part, |inner, direction| {
+                    B::parallel_tokens(inner, layer.as_ref().expect("a part is one of a layer"), direction)
+                })
             }
         })
     }

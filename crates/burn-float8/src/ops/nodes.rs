@@ -25,7 +25,7 @@ use super::{embedding, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Float8Backend, Fused};
 use crate::error::Float8Error;
 use crate::layer::{Layer, UNTAGGED_NAME};
-use crate::tensor::{Direction, Float8Tensor, Route, Wrapped, sealed};
+use crate::tensor::{Direction, Float8Tensor, LinearPart, Route, Wrapped, linear_part, sealed};
 
 impl<B: Float8Backend> sealed::Sealed for B {}
 impl<B: Float8Backend, C: CheckpointStrategy> sealed::Sealed for Autodiff<B, C> {}
@@ -59,6 +59,10 @@ impl<B: Float8Backend> Wrapped for B {
 
     fn fp8_full_tensor(weight: Float8Tensor<B>) -> Float8Tensor<B> {
         full_tensor::forward(weight)
+    }
+
+    fn linear_part(layer: &Layer) -> Option<LinearPart> {
+        linear_part::<B>(layer)
     }
 
     fn parallel_tokens(x: FloatTensor<B>, layer: &Arc<Layer>, direction: Direction) -> FloatTensor<B> {
@@ -127,6 +131,10 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
             OpsKind::Tracked(prep) => prep.finish(layer, whole),
             OpsKind::UnTracked(prep) => prep.finish(whole),
         })
+    }
+
+    fn linear_part(layer: &Layer) -> Option<LinearPart> {
+        linear_part::<B>(layer)
     }
 
     fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>, direction: Direction) -> FloatTensor<Self> {

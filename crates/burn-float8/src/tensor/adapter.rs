@@ -8,8 +8,6 @@
 //! Ranks exchange `x · a`, which has r columns: they gather its tokens, or sum its terms.
 //!
 //! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021), section 4.1.
-use std::sync::Arc;
-
 use burn::module::ParamId;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Scalar, TensorData, TensorMetadata};
@@ -18,10 +16,8 @@ use float8_kernels::check::split_mix;
 use rayon::prelude::*;
 
 use super::expert_route::Direction;
-use super::parallel::{ParallelHooks, ParallelStyle, parallel_of};
-use super::wrapped::Wrapped;
+use super::linear_part::{LinearPart, ParallelStyle};
 use crate::backend::in_dtype;
-use crate::layer::Layer;
 
 /// Adapters of a weight, in the order of their sum.
 #[derive(Clone, Debug)]
@@ -42,18 +38,24 @@ impl<B: Backend> Adapters<B> {
     pub(crate) fn map<C: Backend>(&self, f: impl Fn(FloatTensor<B>) -> FloatTensor<C>) -> Adapters<C> {
         Adapters(self.0.iter().map(|adapter| adapter.map(&f)).collect())
     }
-}
 
-impl<W: Wrapped> Adapters<W> {
-    /// Adds the output of each adapter for `x: [.., K]` to `y` `[.., N]` of a layer's linear.
-    pub(crate) fn add_to(&self, y: FloatTensor<W>, x: FloatTensor<W>, layer: Option<&Arc<Layer>>) -> FloatTensor<W> {
-        self.0.iter().fold(y, |y, adapter| W::float_add(y, adapter.apply(x.clone(), layer)))
+    /// Adds the output of each adapter for `x: [.., K]` to `y` `[.., N]` of a linear, or of its part on this
+    /// rank. `exchange` gathers tokens of all ranks, or sums over ranks; see
+    /// [`Wrapped::parallel_tokens`](super::Wrapped::parallel_tokens).
+    pub(crate) fn add_to(
+        &self,
+        y: FloatTensor<B>,
+        x: FloatTensor<B>,
+        part: Option<LinearPart>,
+        exchange: impl Fn(FloatTensor<B>, Direction) -> FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        self.0.iter().fold(y, |y, adapter| B::float_add(y, adapter.apply(x.clone(), part, &exchange)))
     }
 
-    /// Weight `[K, N]` of a layer, or this rank's part of it, with the adapters added, in its dtype: the
-    /// same y without dropout.
-    pub(crate) fn merged(&self, weight: FloatTensor<W>, layer: Option<&Arc<Layer>>) -> FloatTensor<W> {
-        self.0.iter().fold(weight, |weight, adapter| adapter.merged(weight, layer))
+    /// Weight `[K, N]`, or this rank's part of it, with the adapters added, in its dtype: the same y without
+    /// dropout.
+    pub(crate) fn merged(&self, weight: FloatTensor<B>, part: Option<LinearPart>) -> FloatTensor<B> {
+        self.0.iter().fold(weight, |weight, adapter| adapter.merged(weight, part))
     }
 }
 
@@ -87,66 +89,56 @@ impl<B: Backend> Adapter<B> {
         let Self { id, a, b, scale, dropout } = self;
         Adapter { id: *id, a: f(a.clone()), b: f(b.clone()), scale: *scale, dropout: *dropout }
     }
-}
 
-impl<W: Wrapped> Adapter<W> {
-    /// Output added to y `[.., N]` of a layer for `x: [.., K]`, in x's dtype.
-    fn apply(&self, x: FloatTensor<W>, layer: Option<&Arc<Layer>>) -> FloatTensor<W> {
+    /// Output added to y `[.., N]` for `x: [.., K]`, in x's dtype.
+    fn apply(
+        &self,
+        x: FloatTensor<B>,
+        part: Option<LinearPart>,
+        exchange: impl Fn(FloatTensor<B>, Direction) -> FloatTensor<B>,
+    ) -> FloatTensor<B> {
         let dtype = x.dtype();
-        let part = layer.and_then(|layer| Some((layer, parallel_of::<W::Plain>(layer)?)));
         let x = match self.dropout {
             Some(dropout) => {
                 let (shape, elements) = (x.shape(), x.shape().num_elements());
                 let cols = shape[shape.num_dims() - 1];
-                let place = part.map_or(Place::WHOLE, |(_, hooks)| {
-                    let (ranks, rank) = (hooks.ranks(), hooks.rank());
-                    match hooks.style() {
-                        ParallelStyle::Colwise => Place { first: rank * elements, ..Place::WHOLE },
-                        ParallelStyle::Rowwise => Place { first: rank * cols, cols, width: ranks * cols },
-                    }
+                let place = part.map_or(Place::WHOLE, |LinearPart { style, ranks, rank }| match style {
+                    ParallelStyle::Colwise => Place { first: rank * elements, ..Place::WHOLE },
+                    ParallelStyle::Rowwise => Place { first: rank * cols, cols, width: ranks * cols },
                 });
                 let mask = TensorData::new(dropout.mask(elements, place), shape);
-                let mask = in_dtype::<W>(W::float_from_data(mask, &W::float_device(&x)), dtype);
-                W::float_mul(x, mask)
+                let mask = in_dtype::<B>(B::float_from_data(mask, &B::float_device(&x)), dtype);
+                B::float_mul(x, mask)
             }
             None => x,
         };
-        let [a, b] = self.of_part(part.map(|(_, hooks)| &**hooks)).map(|t| in_dtype::<W>(t, dtype));
-        let inner = W::linear(x, a, None);
-        let inner = match part {
-            Some((layer, hooks)) => W::parallel_tokens(
-                inner,
-                layer,
-                match hooks.style() {
-                    ParallelStyle::Colwise => Direction::Dispatch,
-                    ParallelStyle::Rowwise => Direction::Combine,
-                },
-            ),
+        let [a, b] = self.of_part(part).map(|t| in_dtype::<B>(t, dtype));
+        let inner = B::linear(x, a, None);
+        let inner = match part.map(|part| part.style) {
+            Some(ParallelStyle::Colwise) => exchange(inner, Direction::Dispatch),
+            Some(ParallelStyle::Rowwise) => exchange(inner, Direction::Combine),
             None => inner,
         };
-        W::float_mul_scalar(W::linear(inner, b, None), Scalar::Float(self.scale))
+        B::float_mul_scalar(B::linear(inner, b, None), Scalar::Float(self.scale))
     }
 
     /// A and B; for a part of a linear, its rows of A or its columns of B.
-    fn of_part(&self, part: Option<&dyn ParallelHooks<W::Plain>>) -> [FloatTensor<W>; 2] {
+    fn of_part(&self, part: Option<LinearPart>) -> [FloatTensor<B>; 2] {
         let [a, b] = [&self.a, &self.b].map(Clone::clone);
-        let Some(hooks) = part else { return [a, b] };
-        let own = |len: usize| {
-            let own = len / hooks.ranks();
-            Slice::from(hooks.rank() * own..(hooks.rank() + 1) * own)
-        };
+        let Some(part) = part else { return [a, b] };
+        let own = |len: usize| Slice::from(part.range(len));
         let [k, rank, n] = [a.shape()[0], a.shape()[1], b.shape()[1]];
-        match hooks.style() {
-            ParallelStyle::Colwise => [a, W::float_slice(b, &[Slice::from(0..rank), own(n)])],
-            ParallelStyle::Rowwise => [W::float_slice(a, &[own(k), Slice::from(0..rank)]), b],
+        match part.style {
+            ParallelStyle::Colwise => [a, B::float_slice(b, &[Slice::from(0..rank), own(n)])],
+            ParallelStyle::Rowwise => [B::float_slice(a, &[own(k), Slice::from(0..rank)]), b],
         }
     }
 
-    fn merged(&self, weight: FloatTensor<W>, layer: Option<&Arc<Layer>>) -> FloatTensor<W> {
-        let [a, b] = self.of_part(layer.and_then(|layer| parallel_of(layer)).map(|hooks| &**hooks));
-        let update = W::float_mul_scalar(W::float_matmul(a, b), Scalar::Float(self.scale));
-        let update = in_dtype::<W>(update, weight.dtype());
-        W::float_add(weight, update)
+    fn merged(&self, weight: FloatTensor<B>, part: Option<LinearPart>) -> FloatTensor<B> {
+        let [a, b] = self.of_part(part);
+        let update = B::float_mul_scalar(B::float_matmul(a, b), Scalar::Float(self.scale));
+        let update = in_dtype::<B>(update, weight.dtype());
+        B::float_add(weight, update)
     }
 }
 

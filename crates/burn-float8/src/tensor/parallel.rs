@@ -15,43 +15,11 @@ use float8_kernels::Granularity;
 use super::cache::{CastResult, Fp8Copy};
 use super::cast::CastRequest;
 use super::experts::{ExpertHooks, experts_of};
+use super::linear_part::{Axis, LinearPart, ParallelStyle};
 use super::source::{CastAmax, WeightCast};
 use crate::backend::{Float8Backend, Quantized};
 use crate::layer::{Layer, LinearPlan};
 use crate::terms::{ContractionAxis, Operand, Role};
-
-/// Axis of a linear's weight `[K, N]` that ranks divide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ParallelStyle {
-    /// Columns: each rank computes some of y's columns.
-    Colwise,
-    /// Rows: each rank computes a term of y.
-    Rowwise,
-}
-
-/// Axis of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Axis {
-    /// The first.
-    Rows,
-    /// The last.
-    Cols,
-}
-
-impl ParallelStyle {
-    /// Axis of x `[M, K]`, w `[K, N]` or dy `[M, N]` that ranks divide.
-    pub fn divided(self, role: Role) -> Axis {
-        match (self, role) {
-            (Self::Colwise, Role::Input) | (Self::Rowwise, Role::Weight | Role::GradOutput) => Axis::Rows,
-            (Self::Colwise, Role::Weight | Role::GradOutput) | (Self::Rowwise, Role::Input) => Axis::Cols,
-        }
-    }
-
-    /// Whether each rank has some tokens of x or dy, and its GEMMs read all of them.
-    pub(crate) fn gathers(self, role: Role) -> bool {
-        role != Role::Weight && self.divided(role) == Axis::Rows
-    }
-}
 
 /// A linear's part on this rank. All ranks call these in the same order.
 pub trait ParallelHooks<B: Float8Backend>: Any + Send + Sync {
@@ -76,6 +44,12 @@ pub trait ParallelHooks<B: Float8Backend>: Any + Send + Sync {
 
     /// This rank's rows `[M, C]` of the sum over all ranks, from `[ranks · M, C]`.
     fn reduce_rows(&self, all: FloatTensor<B>) -> FloatTensor<B>;
+}
+
+/// Part of a layer's linear on this rank; None if ranks do not divide it.
+pub(crate) fn linear_part<B: Float8Backend>(layer: &Layer) -> Option<LinearPart> {
+    let hooks = parallel_of::<B>(layer)?;
+    Some(LinearPart { style: hooks.style(), ranks: hooks.ranks(), rank: hooks.rank() })
 }
 
 /// Part of a layer on this rank, if ranks divide it.

@@ -9,6 +9,7 @@ use super::adapter::Adapters;
 use super::cache::{CastKey, Fp8Cache};
 use super::codes::Codes;
 use super::expert_route::{Direction, Route};
+use super::linear_part::LinearPart;
 use crate::backend::{Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
 
@@ -51,6 +52,9 @@ pub trait Wrapped: Backend + sealed::Sealed {
     /// Gathers a sharded weight.
     #[doc(hidden)]
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self>;
+    /// Part of a layer's linear on this rank; None if ranks do not divide it.
+    #[doc(hidden)]
+    fn linear_part(layer: &Layer) -> Option<LinearPart>;
     /// x with the tokens of all ranks, for a layer that ranks divide; back, this rank's tokens of the
     /// sum over ranks.
     #[doc(hidden)]
@@ -137,10 +141,13 @@ impl<W: Wrapped> Float8Tensor<W> {
             None => full,
         };
         match adapters {
-            Some(adapters) => match &mark {
-                Some(Mark::Weight(Tag { layer, .. })) => adapters.merged(full, Some(layer)),
-                _ => adapters.merged(full, None),
-            },
+            Some(adapters) => {
+                let part = match &mark {
+                    Some(Mark::Weight(Tag { layer, .. })) => W::linear_part(layer),
+                    _ => None,
+                };
+                adapters.merged(full, part)
+            }
             None => full,
         }
     }
