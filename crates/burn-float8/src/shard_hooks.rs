@@ -81,23 +81,30 @@ pub fn weight_of<B: Float8Backend>(layer: Arc<Layer>, tensor: Float8Tensor<B>) -
     tensor.tagged(Tag::new(layer))
 }
 
-/// Rows and columns of an FP8-only weight `[K, N]`, with zeros below up to `len` rows. None for any other
-/// weight.
+/// Format and scales of an FP8-only weight, for comparisons between ranks; None for any other weight.
+pub fn describe_codes<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<String> {
+    weight.codes().map(|codes| codes.describe())
+}
+
+/// Rows and columns of the FP8-only weight `[K, N]` of a layer, with zeros below up to `len` rows. None for
+/// any other weight.
 ///
 /// # Panics
-/// If the part ends inside of a block of scales.
+/// If the part begins or ends inside of a block of scales.
 pub fn part_of_codes<B: Float8Backend>(
+    layer: &Layer,
     weight: &Float8Tensor<B>,
     rows: Range<usize>,
     cols: Range<usize>,
     len: usize,
 ) -> Option<Float8Tensor<B>> {
     let (codes, shape) = (weight.codes()?, Shape::from(vec![len, cols.len()]));
-    if shape == weight.shape() {
+    let whole = weight.shape();
+    if [&rows, &cols] == [&(0..whole[0]), &(0..whole[1])] && len == whole[0] {
         return Some(weight.clone());
     }
     let nan = B::float_slice(weight.full().clone(), &[Slice::from(0..1), Slice::from(0..1)]);
-    Some(Float8Tensor::of_codes(B::float_expand(nan, shape), codes.part(rows, cols, len)))
+    Some(Float8Tensor::of_codes(B::float_expand(nan, shape), codes.part(layer.name(), rows, cols, len)))
 }
 
 /// Configuration applied to a layer.

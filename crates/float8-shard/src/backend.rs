@@ -21,8 +21,8 @@ pub trait ShardBackend: Float8Backend {
         None
     }
 
-    /// Copy of an operand with scales of rows, without what its contraction has beyond `len` elements. By
-    /// default its codes pass through the host.
+    /// First `len` elements of each row's contraction, for an operand with scales of rows. By default codes
+    /// pass through the host.
     fn cropped(operand: &Self::Operand, len: usize, device: &Device<Self>) -> Self::Operand {
         let own = Self::fp8_read(operand);
         let [rows, k] = own.dims;

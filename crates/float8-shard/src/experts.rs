@@ -74,7 +74,9 @@ impl<B: Float8Backend> RowExchange<B> for Sharding<B> {
         words.truncate(exchange.sent.iter().sum());
         let all = self.world.shard.comm.all_to_all_v(&self.name, words, exchange).and_then(|pending| pending.wait());
         let all = all.unwrap_or_else(|error| self.fail(error));
-        tensor_of::<B>(to_bytes(&all, 4 * all.len()), [received, cols], dtype, &device)
+        // A row of zeros, if none is received.
+        let bytes = to_bytes(&all, 4 * all.len()).chain(std::iter::repeat_n(0, size));
+        tensor_of::<B>(bytes, [received, cols], dtype, &device)
     }
 }
 

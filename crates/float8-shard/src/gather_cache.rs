@@ -62,8 +62,7 @@ impl AmaxOf {
         }
     }
 
-    /// Place of this rank's amaxes among the whole weight's, and the number of those. None if they are the
-    /// same.
+    /// Range of this rank's amaxes, and the number of all. None if every rank has all.
     fn place<B: Float8Backend>(self, sharding: &Sharding<B>) -> Option<([Slice; 1], usize)> {
         let (rank, ranks, len) = match (self, &sharding.part) {
             (Self::Columns, Some(part)) if part.style() == ParallelStyle::Colwise => {
@@ -170,7 +169,7 @@ pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> V
 pub(crate) fn keep_amax<B: Float8Backend>(weight: &SourcedWeight<B>, of: AmaxOf, amax: FloatTensor<B>) {
     if of == AmaxOf::Tensor {
         let casts = weight.casts().filter(|cast| AmaxOf::of_cast(cast) == Some(of));
-        return casts.for_each(|cast| cast.expect(amax.clone()));
+        return casts.for_each(|cast| cast.give_amax(amax.clone()));
     }
     weight.cache().get::<GatherCache<B>>().amaxes.push((of, amax));
 }

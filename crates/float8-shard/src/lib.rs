@@ -51,7 +51,7 @@ pub use error::ShardError;
 pub use full_tensor::full_tensor;
 pub use gradients::JOINED_ELEMENTS;
 pub use place::Place;
-pub use plan::{PlanDtypes, ShardPlan};
+pub use plan::{Fp8Weights, PlanDtypes, ShardPlan};
 pub use shard_params::ShardSummary;
 pub use sharded::Sharded;
 pub use tensor_parallel::{ParallelPlan, TensorParallel, TensorStyle};

@@ -6,6 +6,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, TensorMetadata};
 use burn_float8::Float8Tensor;
 use burn_float8::backend::Float8Backend;
+use burn_float8::report::Layer;
 use burn_float8::shard_hooks::{self, Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, matrix};
 use burn_std::Slice;
 use float8_kernels::Granularity;
@@ -36,36 +37,48 @@ impl<B: Float8Backend> Part<B> {
     ///
     /// Panics, as Burn does, for any other shape.
     pub(crate) fn own(&self, value: FloatTensor<B>, whole: &[usize], axis: usize) -> FloatTensor<B> {
-        let ranks = self.ranks();
-        let mut own = whole.to_vec();
-        own[axis] /= ranks;
-        let shape = value.shape().to_vec();
-        if shape == own || shape != whole && shape.len() > 1 && shape[1..] == own[1..] {
+        if self.is_part(&value.shape(), whole, axis) {
             return value;
         }
-        let name = &self.name;
+        let mut slices: Vec<_> = whole.iter().map(|len| Slice::from(0..*len)).collect();
+        slices[axis] = Slice::from(self.range(whole[axis]));
+        B::float_slice(value, &slices)
+    }
+
+    /// Whether a value is a part, or rows of a part's matrix, and not the whole. Panics for any other shape.
+    fn is_part(&self, shape: &[usize], whole: &[usize], axis: usize) -> bool {
+        let (name, ranks) = (&self.name, self.ranks());
+        let mut own = whole.to_vec();
+        own[axis] /= ranks;
+        if shape == own || shape != whole && shape.len() > 1 && shape[1..] == own[1..] {
+            return true;
+        }
         assert!(
             shape == whole,
             "{name}: {shape:?} was loaded, where the whole is {whole:?} and the part of each of {ranks} ranks {own:?}"
         );
-        let mut slices: Vec<_> = own.iter().map(|len| Slice::from(0..*len)).collect();
-        slices[axis] = Slice::from(self.place(whole[axis]));
-        B::float_slice(value, &slices)
+        false
     }
 
     /// [`own`](Self::own) of a weight `[K, N]`, which may be FP8-only.
-    pub(crate) fn own_weight(&self, weight: Float8Tensor<B>, whole: &[usize], axis: usize) -> Float8Tensor<B> {
-        let [rows, cols] = [0, 1].map(|of| if of == axis { self.place(whole[of]) } else { 0..whole[of] });
-        let len = rows.len();
-        match weight.is_fp8_only() {
-            true if weight.shape().to_vec() != whole => weight,
-            true => shard_hooks::part_of_codes(&weight, rows, cols, len).expect("it is FP8-only"),
-            false => Float8Tensor::new(self.own(weight.into_full(), whole, axis)),
+    pub(crate) fn own_weight(
+        &self,
+        layer: &Layer,
+        weight: Float8Tensor<B>,
+        whole: &[usize],
+        axis: usize,
+    ) -> Float8Tensor<B> {
+        if self.is_part(&weight.shape(), whole, axis) {
+            return weight;
         }
+        let [rows, cols] = [0, 1].map(|of| if of == axis { self.range(whole[of]) } else { 0..whole[of] });
+        let len = rows.len();
+        let codes = shard_hooks::part_of_codes(layer, &weight, rows, cols, len);
+        codes.unwrap_or_else(|| Float8Tensor::new(self.own(weight.into_full(), whole, axis)))
     }
 
     /// This rank's range of a divided axis.
-    fn place(&self, whole: usize) -> Range<usize> {
+    fn range(&self, whole: usize) -> Range<usize> {
         let own = whole / self.ranks();
         self.rank() * own..(self.rank() + 1) * own
     }

@@ -40,7 +40,9 @@ impl Place {
     /// Shape of this rank's elements, without padding.
     pub fn own_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        shape[0] = self.own_rows().len();
+        if let Some(rows) = shape.first_mut() {
+            *rows = self.own_rows().len();
+        }
         if let Some([begin, end]) = self.cols {
             shape[1] = end - begin;
         }
@@ -49,7 +51,7 @@ impl Place {
 
     /// This rank's rows.
     pub fn own_rows(&self) -> Range<usize> {
-        let [begin, end] = self.rows.unwrap_or([0, self.shape[0]]);
+        let [begin, end] = self.rows.unwrap_or([0, self.shape.first().copied().unwrap_or(1)]);
         begin..end
     }
 }

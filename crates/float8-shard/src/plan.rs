@@ -54,8 +54,8 @@ pub struct ShardPlan {
     /// Bytes of the copies whose codes a backend can share between orientations: one scale serves a
     /// tensor or a square.
     pub shared_copies: u64,
-    /// Bytes of the weights of linears in FP8 among the parameters, and bytes of their FP8-only codes.
-    pub fp8_weights: [u64; 2],
+    /// Weights of linears in FP8, which may become FP8-only.
+    pub fp8_weights: Fp8Weights,
     /// Average bytes that linears keep for backward per element of their inputs, on a CPU.
     pub input_bytes: f64,
     /// Elements that a rank trains of the largest parameter, and elements of the largest weight of
@@ -63,6 +63,17 @@ pub struct ShardPlan {
     pub largest: [u64; 2],
     /// Each rank's tokens must be a multiple of this, so that parts have whole blocks of their recipe.
     pub token_alignment: usize,
+}
+
+/// Bytes of matrices that are weights of linears in FP8.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Fp8Weights {
+    /// Of the values, among the parameters.
+    pub values: u64,
+    /// Of the codes, if the weights are FP8-only.
+    pub codes: u64,
+    /// Of the kept copies.
+    pub copies: u64,
 }
 
 /// Dtypes of a planned training. Parameters and gradients that are not matrices are f32.
@@ -164,8 +175,8 @@ impl ShardPlan {
                 let rows = chunk(k, ranks, alignment(policy));
                 add((rows * n) as u64);
                 if let Some(granularity) = granularities[0] {
-                    new.fp8_weights[0] += kept * (rows * n) as u64;
-                    new.fp8_weights[1] += size(granularity, [n, rows]) as u64;
+                    new.fp8_weights.values += kept * (rows * n) as u64;
+                    new.fp8_weights.codes += size(granularity, [n, rows]) as u64;
                 }
                 if parameter.is_trained {
                     new.largest_gradient = new.largest_gradient.max(4 * elements);
@@ -182,7 +193,11 @@ impl ShardPlan {
             let is_kept = policy.is_none_or(shard_hooks::keeps_weight_copies);
             if !is_sharded || ranks == 1 {
                 match is_kept {
-                    true => new.copies += float8.iter().flatten().sum::<u64>(),
+                    true => {
+                        let copies = float8.iter().flatten().sum::<u64>();
+                        new.copies += copies;
+                        new.fp8_weights.copies += if is_sharded { copies } else { 0 };
+                    }
                     false => largest_passing = float8.into_iter().flatten().fold(largest_passing, u64::max),
                 }
             }

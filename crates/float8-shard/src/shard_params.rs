@@ -131,7 +131,7 @@ fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>, sharding: &
                 "{name}: {shape:?} was loaded, where the whole is {whole:?} and the rows of each of {ranks} ranks {rows:?}"
             );
         }
-        let rows = || shard_hooks::part_of_codes(&weight, sharding.rows(), 0..shape[1], sharding.chunk);
+        let rows = || shard_hooks::part_of_codes(layer, &weight, sharding.rows(), 0..shape[1], sharding.chunk);
         let rows = match is_whole {
             true => rows().unwrap_or_else(|| {
                 let rows = sharding.shard_of(sharding.matrix(weight.into_full()));

@@ -35,10 +35,13 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
         let Some(value) = param.float() else { return };
         let (name, dtype, dims) = (param.name(), value.dtype(), param.shape.to_vec());
         texts.push(format!("{name}: {dtype:?} {dims:?}, gradient: {}", B::float_is_require_grad(&value)));
-        if param.shape.num_elements() > 0 {
+        let tensor = B::float8_tensor(&value);
+        if let Some(codes) = shard_hooks::describe_codes(tensor) {
+            first_values.push(format!("{name}: {codes}"));
+        } else if param.shape.num_elements() > 0 {
             let mut first = vec![Slice::from(0..1); param.shape.num_dims()];
             first.splice(param.shape.num_dims() - 1.., param.shape.last().map(|len| Slice::from(0..FIRST.min(*len))));
-            let first = <B::Inner>::float_slice(B::float8_tensor(&value).full().clone(), &first);
+            let first = <B::Inner>::float_slice(tensor.full().clone(), &first);
             first_values.push(format!("{name}: {:?}", read_f32::<B::Inner>(flat::<B::Inner>(first))));
         }
     });

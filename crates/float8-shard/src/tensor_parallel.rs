@@ -164,7 +164,7 @@ impl TensorParallel {
                     layers.push((old, layer.clone(), param.device.clone()));
                     Change::map(move |t| {
                         B::map_float8(t, |t| {
-                            shard_hooks::weight_of::<B::Inner>(layer.clone(), part.own_weight(t, &whole, axis))
+                            shard_hooks::weight_of::<B::Inner>(layer.clone(), part.own_weight(&layer, t, &whole, axis))
                         })
                     })
                 }

@@ -158,21 +158,20 @@ fn sum_bf16(words: &[u32], ranks: usize) -> Vec<f32> {
     (0..part).flat_map(sum).collect()
 }
 
-/// Words of a tensor, which waits for the device.
+/// Reads a tensor as words. Waits for the device.
 pub(crate) fn words_of<B: Float8Backend>(t: FloatTensor<B>) -> Vec<u32> {
     let data = burn_std::future::block_on(B::float_into_data(t)).expect("a tensor that exists can be read");
     to_words(data.bytes.to_vec())
 }
 
-/// Matrix of these bytes, without what is too much; of zeros, where they end.
+/// Matrix of the first bytes.
 pub(crate) fn tensor_of<B: Float8Backend>(
     bytes: impl Iterator<Item = u8>,
     dims: [usize; 2],
     dtype: DType,
     device: &Device<B>,
 ) -> FloatTensor<B> {
-    let mut bytes: Vec<u8> = bytes.collect();
-    bytes.resize(dims[0] * dims[1] * dtype.size(), 0);
+    let bytes: Vec<u8> = bytes.take(dims[0] * dims[1] * dtype.size()).collect();
     let data = TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(dims.to_vec()), dtype);
     B::float_from_data(data, device)
 }

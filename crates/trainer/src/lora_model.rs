@@ -41,7 +41,7 @@ pub(crate) fn tensor_plan<B: Backend, M: Module<B>>(adapted: &M, base: &Parallel
     });
     let of_base = |(name, style): &(String, TensorStyle)| {
         let in_base = format!("base.{name}");
-        // A part of names has no prefix.
+        // A substring matches anywhere, so it needs no prefix.
         let is_whole = name.contains(['*', '?', '[']) || modules.contains(&in_base);
         (if is_whole { in_base } else { name.clone() }, *style)
     };

@@ -34,7 +34,9 @@ pub enum Float8Error {
         reasons: String,
     },
     /// The model is sharded, and its shards depend on the casts of its configuration.
-    #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
+    #[error(
+        "ranks divide the model: apply configurations and create adapters before TensorParallel::apply and Sharded::apply"
+    )]
     Sharded,
     /// No configuration was applied to the model.
     #[error("no configuration was applied to the model, so it has no FP8 state: call `Float8Config::apply` first")]

@@ -229,7 +229,7 @@ pub fn load_codes<B: Float8Stack, M: Module<B>>(
     error.map_or(Ok((model, loaded)), Err)
 }
 
-/// FP8-only weight `[K, N]` of a linear, with decoded values of a dtype.
+/// FP8-only weight `[K, N]` of a linear, which decodes to the dtype `values`.
 ///
 /// # Errors
 ///

@@ -131,12 +131,13 @@ impl LoraConfig {
 
     /// Creates f32 adapters for a model's linears. A is drawn uniformly from ±1/√K, seeded by
     /// `seed` and the linear's name. B is zero, so the outputs of the model do not change. Lazy
-    /// parameters of the model are initialized. Create adapters before ranks divide the model.
+    /// parameters of the model are initialized.
     ///
     /// # Errors
     ///
     /// As [`validate`](Self::validate). [`Float8Error::Config`] if no linear's name ends with a
-    /// target, or no target linear's name ends with the key of a pattern.
+    /// target, or no target linear's name ends with the key of a pattern. [`Float8Error::Sharded`] if ranks
+    /// divide a target.
     pub fn init<B: Float8Stack, M: Module<B>>(&self, model: &M, seed: u64) -> Result<Lora<B>, Float8Error> {
         self.validate()?;
         // Draws lazy parameters once. Otherwise each clone of the model would draw its own.
@@ -152,6 +153,9 @@ impl LoraConfig {
             .collect();
         each_matches("lora.target_modules", &self.target_modules, &found)?;
         found.retain(|linear| self.targets(&linear.info.name));
+        if found.iter().any(|linear| linear.layer().is_some_and(|layer| layer.is_divided())) {
+            return Err(Float8Error::Sharded);
+        }
         each_matches("lora.rank_pattern", self.rank_pattern.keys(), &found)?;
         each_matches("lora.alpha_pattern", self.alpha_pattern.keys(), &found)?;
         let adapters = found.iter().map(|linear| {

@@ -278,7 +278,7 @@ impl<B: Float8Backend> Backward<B, 1> for FullTensorNode {
 struct ParallelTokensNode;
 
 impl<B: Float8Backend> Backward<B, 1> for ParallelTokensNode {
-    /// Way of the gradients.
+    /// Layer, and direction of the gradients.
     type State = (Arc<Layer>, Direction);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -294,7 +294,7 @@ impl<B: Float8Backend> Backward<B, 1> for ParallelTokensNode {
 struct ExpertRowsNode;
 
 impl<B: Float8Backend> Backward<B, 1> for ExpertRowsNode {
-    /// Way of the gradients.
+    /// Layer, and direction of the gradients.
     type State = (Arc<Route<B>>, Direction);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {

@@ -60,7 +60,7 @@ impl<'a, B: Float8Backend> Tokens<'a, B> {
     }
 }
 
-/// Tokens of all ranks, or back, this rank's tokens of the sum over ranks.
+/// [`gather`] for `Dispatch`, [`reduce`] for `Combine`.
 pub(super) fn exchanged<B: Float8Backend>(
     hooks: &Arc<dyn ParallelHooks<B>>,
     tokens: FloatTensor<B>,

@@ -102,9 +102,9 @@ impl<B: Backend> Adapter<B> {
             Some(dropout) => {
                 let (shape, elements) = (x.shape(), x.shape().num_elements());
                 let cols = shape[shape.num_dims() - 1];
-                let place = part.map_or(Place::WHOLE, |LinearPart { style, ranks, rank }| match style {
-                    ParallelStyle::Colwise => Place { first: rank * elements, ..Place::WHOLE },
-                    ParallelStyle::Rowwise => Place { first: rank * cols, cols, width: ranks * cols },
+                let place = part.map_or(MaskPlace::WHOLE, |LinearPart { style, ranks, rank }| match style {
+                    ParallelStyle::Colwise => MaskPlace { first: rank * elements, ..MaskPlace::WHOLE },
+                    ParallelStyle::Rowwise => MaskPlace { first: rank * cols, cols, width: ranks * cols },
                 });
                 let mask = TensorData::new(dropout.mask(elements, place), shape);
                 let mask = in_dtype::<B>(B::float_from_data(mask, &B::float_device(&x)), dtype);
@@ -144,7 +144,7 @@ impl<B: Backend> Adapter<B> {
 
 /// Elements of this rank in a whole matrix, row by row.
 #[derive(Clone, Copy)]
-struct Place {
+struct MaskPlace {
     /// Index of the first one.
     first: usize,
     /// Columns here.
@@ -153,7 +153,7 @@ struct Place {
     width: usize,
 }
 
-impl Place {
+impl MaskPlace {
     const WHOLE: Self = Self { first: 0, cols: 1, width: 1 };
 
     fn index(self, own: usize) -> usize {
@@ -167,7 +167,7 @@ const TASK: usize = 1 << 14;
 impl Dropout {
     /// Mask with 0 for dropped elements and `1 / (1 - probability)` for others. Element `i` is
     /// dropped if SplitMix64 of the seed and its index in the whole is below the probability.
-    fn mask(self, len: usize, place: Place) -> Vec<f32> {
+    fn mask(self, len: usize, place: MaskPlace) -> Vec<f32> {
         let kept = (1.0 / (1.0 - self.probability)) as f32;
         // Threshold out of 2^64, so that a probability of 0 drops nothing.
         let threshold = (self.probability * 2f64.powi(64)) as u64;
@@ -189,16 +189,16 @@ mod tests {
     #[test]
     fn dropout_keeps_its_share_and_its_mean() {
         let dropout = Dropout { probability: 0.25, seed: 7 };
-        let mask = dropout.mask(100_000, Place::WHOLE);
+        let mask = dropout.mask(100_000, MaskPlace::WHOLE);
         let dropped = mask.iter().filter(|x| **x == 0.0).count();
         assert!((24_500..25_500).contains(&dropped), "{dropped}");
         assert!(mask.iter().all(|x| [0.0, 4.0 / 3.0].contains(x)));
-        assert_eq!(mask, dropout.mask(100_000, Place::WHOLE));
+        assert_eq!(mask, dropout.mask(100_000, MaskPlace::WHOLE));
         // A rank drops the elements of its columns that one process drops.
-        let part = dropout.mask(50_000, Place { first: 5, cols: 5, width: 10 });
+        let part = dropout.mask(50_000, MaskPlace { first: 5, cols: 5, width: 10 });
         let columns: Vec<f32> = mask.chunks(10).flat_map(|row| &row[5..]).copied().collect();
         assert_eq!(part, columns);
-        assert_ne!(mask, Dropout { seed: 8, ..dropout }.mask(100_000, Place::WHOLE));
-        assert!(Dropout { probability: 0.0, seed: 7 }.mask(1000, Place::WHOLE).iter().all(|x| *x == 1.0));
+        assert_ne!(mask, Dropout { seed: 8, ..dropout }.mask(100_000, MaskPlace::WHOLE));
+        assert!(Dropout { probability: 0.0, seed: 7 }.mask(1000, MaskPlace::WHOLE).iter().all(|x| *x == 1.0));
     }
 }

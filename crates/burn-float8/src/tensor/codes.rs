@@ -7,6 +7,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 use float8_kernels::{Cast, Format, Granularity, InvScale, ScaleMode};
 
 use super::cache::{CastResult, Fp8Copy};
+use crate::backend::host::read_f32;
 use crate::backend::{Float8Backend, HostCodes, in_dtype};
 use crate::terms::ContractionAxis;
 
@@ -78,7 +79,7 @@ impl<B: Float8Backend> Codes<B> {
     /// # Panics
     ///
     /// If the part begins or ends inside of a block of scales.
-    pub(crate) fn part(&self, rows: Range<usize>, cols: Range<usize>, len: usize) -> Arc<Self> {
+    pub(crate) fn part(&self, name: &str, rows: Range<usize>, cols: Range<usize>, len: usize) -> Arc<Self> {
         let HostCodes { codes, dims: [n, k], inv_scales, granularity, .. } = self.read();
         let ([height, width], [down, across]) = (granularity.group(n, k), granularity.scale_dims(n, k));
         // Scales of a range; all, if one serves the axis.
@@ -86,7 +87,7 @@ impl<B: Float8Backend> Codes<B> {
             let is_whole = |at: usize| at.is_multiple_of(group) || at == end;
             assert!(
                 count == 1 || is_whole(range.start) && is_whole(range.end),
-                "{range:?} of {end} ends inside of {group}"
+                "{name}: a rank's part {range:?} of {end} begins or ends inside of a block of {group} of its FP8-only codes"
             );
             if count == 1 { 0..1 } else { range.start.div_ceil(group)..range.end.div_ceil(group) }
         };
@@ -105,7 +106,13 @@ impl<B: Float8Backend> Codes<B> {
         Arc::new(Self { operand, amax, ..*self })
     }
 
-    /// Operand of a cast along an axis, if these codes and scales are its.
+    /// Format, granularity and largest amax.
+    pub(crate) fn describe(&self) -> String {
+        let amax = read_f32::<B>(self.amax.clone()).into_iter().fold(0.0, f32::max);
+        format!("FP8-only, {} {}, amax {amax}", self.format, self.granularity)
+    }
+
+    /// Operand of a cast along an axis; None if these codes differ from that cast.
     pub(super) fn operand_of(&self, cast: Cast, axis: ContractionAxis) -> Option<B::Operand> {
         self.serves(cast, axis).then(|| match axis {
             ContractionAxis::Leading => self.operand.clone(),

@@ -173,7 +173,7 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
     }
 
     /// Gives the cast the amax of the whole weight, `[1]` in f32, for its single scale.
-    pub fn expect(&self, amax: FloatTensor<B>) {
+    pub fn give_amax(&self, amax: FloatTensor<B>) {
         let (key, result) = (self.request.key().cast, self.request.scale(None).result(amax));
         self.request.tensor.cache().lock().keep(key, result);
     }
@@ -281,7 +281,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
         let source = self.layer().and_then(|layer| source_of::<B>(layer)).cloned();
         let Some(source) = source else { return in_dtype::<B>(self.into_values("linear"), dtype) };
         if !source.layout().keeps {
-            return source.values(in_dtype::<B>(self.into_full(), dtype));
+            return source.values(in_dtype::<B>(self.into_values("linear"), dtype));
         }
         let mut sourced = self.cache().sourced();
         if let Some(known) = sourced.values.iter().find(|known| known.dtype() == dtype) {

@@ -55,8 +55,8 @@ pub trait Wrapped: Backend + sealed::Sealed {
     /// Part of a layer's linear on this rank; None if ranks do not divide it.
     #[doc(hidden)]
     fn linear_part(layer: &Layer) -> Option<LinearPart>;
-    /// x with the tokens of all ranks, for a layer that ranks divide; back, this rank's tokens of the
-    /// sum over ranks.
+    /// For a layer that ranks divide, `Dispatch` gathers the tokens of all ranks, and `Combine` returns this
+    /// rank's tokens of the sum over ranks.
     #[doc(hidden)]
     fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>, direction: Direction) -> FloatTensor<Self>;
     /// Log-likelihood of logits whose vocabulary ranks divide.

@@ -39,7 +39,7 @@ use std::path::{Path, PathBuf};
 pub use cache::KeptTokens;
 pub use dataset::{Dataset, DatasetSize, SequenceShape, Validation};
 pub use packing::{Packing, Sequence};
-pub use position::{Place, Position, SourceState, StreamPosition};
+pub use position::{DataPlace, Position, SourceState, StreamPosition};
 pub(crate) use readers::JsonReader;
 pub use scan::FileState;
 pub use sequences::{EpochSize, TrainSequences};

@@ -32,7 +32,7 @@ pub struct StreamPosition {
     /// Sequences taken in this epoch.
     pub index: u64,
     /// Place where the next sequence begins.
-    pub next: Place,
+    pub next: DataPlace,
     /// Weight of the source.
     pub weight: Option<f64>,
     /// State of the sources.
@@ -41,7 +41,7 @@ pub struct StreamPosition {
 
 /// Place in the data, for display.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct DataPlace {
     /// Index of the source, from 0.
     pub source: usize,
     /// Index of the training document, from 0.

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::order::Permutation;
 use super::packing::{Sequence, Sequences};
-use super::position::{Place, Position, SourceState, StreamPosition, changed};
+use super::position::{DataPlace, Position, SourceState, StreamPosition, changed};
 
 /// Sources that are visited together: each of their sequences once per epoch.
 #[derive(Debug)]
@@ -45,10 +45,10 @@ impl Stream {
         part.sequence(i)
     }
 
-    fn place(&self, i: u64) -> Place {
+    fn place(&self, i: u64) -> DataPlace {
         let (source, part, i) = self.find(i);
         let (document, offset) = part.part.document_at(part.range(i).start);
-        Place { source, document, offset }
+        DataPlace { source, document, offset }
     }
 }
 

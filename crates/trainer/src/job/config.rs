@@ -305,7 +305,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Plan of tensor parallelism of a model with these dimensions; empty without it.
     ///
     /// # Errors
-    /// [`ConfigError`] for sizes that ranks do not divide.
+    /// [`ConfigError`] for sizes that ranks do not divide, and for `parallelism.experts`.
     pub(super) fn tensor_plan(&self, dims: &S::Config, ranks: usize) -> Result<ParallelPlan> {
         let tensor = self.parallelism.mesh(ranks)?.tensor;
         if tensor == 1 {
@@ -321,13 +321,13 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`ConfigError`] naming the first invalid key.
-    pub(super) fn check_tokens(&self, alignment: usize, ranks: usize) -> Result<(), ConfigError> {
-        let (TrainingSection { seq_len, loss_chunk, .. }, multiple) = (&self.training, alignment * ranks);
+    pub(super) fn check_tokens(&self, alignment: usize, tensor: usize) -> Result<(), ConfigError> {
+        let (TrainingSection { seq_len, loss_chunk, .. }, multiple) = (&self.training, alignment * tensor);
         let reason = format!("must be a multiple of {multiple}: each rank has whole blocks of its tokens");
         require("training.seq_len", seq_len, seq_len.is_multiple_of(multiple), &reason)?;
         let reason = format!("must be a multiple of {alignment}, with parallelism.tensor");
         let chunk = loss_chunk.unwrap_or(alignment);
-        require("training.loss_chunk", chunk, ranks == 1 || chunk.is_multiple_of(alignment), &reason)
+        require("training.loss_chunk", chunk, tensor == 1 || chunk.is_multiple_of(alignment), &reason)
     }
 
     /// Number of ranks with batches of their own.

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
 use burn_float8::shard_hooks::visit_params;
-use float8_shard::{JOINED_ELEMENTS, Mesh, PlanDtypes, Reshard, ShardPlan};
+use float8_shard::{Fp8Weights, JOINED_ELEMENTS, Mesh, PlanDtypes, Reshard, ShardError, ShardPlan};
 
 use super::config::RunConfig;
 use crate::config::{LoraBase, LoraSection, Precision, require};
@@ -90,7 +90,11 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     let is_trained = |path: &str| !frozen.contains(path);
     let tensor = config.tensor_plan(dims, mesh.ranks())?;
     let (of, float8_config) = (config.parallelism, float8.as_ref());
-    let mut plan = ShardPlan::new::<B, _>(&model, mesh, &tensor, of, float8_config, dtypes, &is_trained)?;
+    let plan = ShardPlan::new::<B, _>(&model, mesh, &tensor, of, float8_config, dtypes, &is_trained);
+    let mut plan = match plan {
+        Err(error @ ShardError::Model { .. }) => bail!("parallelism.tensor = {}: {error}", mesh.tensor),
+        plan => plan?,
+    };
     config.check_tokens(plan.token_alignment, mesh.tensor)?;
     plan.gradients = (plan.gradients as f64 * at_once).ceil() as u64;
     // A tied output layer gathers the table again in its own dtype and keeps it until backward.
@@ -135,9 +139,9 @@ fn with_adapters<B: Backend, M: CausalLm<B>>(
     }
     // One orientation of codes replaces the values. The other is made for a GEMM, one weight at a
     // time.
-    let [values, codes] = plan.fp8_weights;
+    let Fp8Weights { values, codes, copies } = plan.fp8_weights;
     let (frozen, copies) = match holds_codes {
-        true => (plan.parameters - values + codes, plan.largest[1]),
+        true => (plan.parameters - values + codes, plan.copies - copies + plan.largest[1]),
         false => (plan.parameters, plan.copies),
     };
     Ok(ShardPlan {

@@ -8,7 +8,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive};
-use burn_float8::backend::Cast;
+use burn_float8::backend::{Cast, HostCodes};
 use burn_float8::config::LinearInfo;
 use burn_float8::report::LayerState;
 use burn_float8::shard_hooks::{Change, NamedParam, configured, map_params, weight_of_codes};
@@ -223,7 +223,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
                     Ok(value) => {
                         done.bytes += 4 * place.shape.iter().product::<usize>() as u64;
                         progress(done);
-                        fp8_only += usize::from(cast.is_some());
+                        fp8_only += usize::from(B::float8_tensor(&value).is_fp8_only());
                         Change::Loaded(value)
                     }
                     Err(error) => {
@@ -243,6 +243,23 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         })?;
         Ok(model)
     }
+}
+
+/// Checks that this rank's part of FP8-only codes has whole blocks of their scales.
+fn check_blocks(place: &Place, codes: &HostCodes) -> Result<()> {
+    let [n, k] = codes.dims;
+    let (group, counts) = (codes.granularity.group(n, k), codes.granularity.scale_dims(n, k));
+    for (own, group, count, len) in [(place.rows, group[1], counts[1], k), (place.cols, group[0], counts[0], n)] {
+        let is_inside = |at: usize| count > 1 && at < len && !at.is_multiple_of(group);
+        if let Some([begin, end]) = own.filter(|own| own.iter().any(|at| is_inside(*at))) {
+            bail!(
+                "{}: its codes have blocks of {group}, and {begin}..{end} of {len} on this rank is not whole blocks: \
+                 choose another parallelism.shard or parallelism.tensor",
+                place.name
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Parameters that are read one at a time.
@@ -280,6 +297,7 @@ impl<C: ModelConfig> Values<'_, C> {
             }
         };
         let (_, linear) = linear.expect("the codes are a linear's");
+        check_blocks(place, &codes)?;
         Ok(weight_of_codes::<B>(&linear, codes, matrices, &param.device)?)
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// Rows of [`Kind::Other`] below this fraction of the work are folded into one in text.
+/// Rows of [`RowKind::Other`] below this fraction of the work are folded into one in text.
 const SMALL: f64 = 0.005;
 
 /// Kind of a row.
@@ -41,7 +41,7 @@ impl fmt::Display for RowKind {
 }
 
 /// Beginnings or ends of the names of kernels and operations, and their kinds. Other names are
-/// [`Kind::Other`].
+/// [`RowKind::Other`].
 const KINDS: [(&str, RowKind); 13] = [
     ("Maxima", RowKind::Amax),
     ("Amax", RowKind::Amax),
