@@ -36,7 +36,7 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
         let (name, dtype, dims) = (param.name(), value.dtype(), param.shape.to_vec());
         texts.push(format!("{name}: {dtype:?} {dims:?}, gradient: {}", B::float_is_require_grad(&value)));
         let tensor = B::float8_tensor(&value);
-        if let Some(codes) = shard_hooks::describe_codes(tensor) {
+        if let Some(codes) = shard_hooks::describe_codes(&tensor) {
             first_values.push(format!("{name}: {codes}"));
         } else if param.shape.num_elements() > 0 {
             let mut first = vec![Slice::from(0..1); param.shape.num_dims()];
