@@ -284,25 +284,32 @@ impl<C: ModelConfig> Values<'_, C> {
             [k, n] => cast.zip(names::linear(&place.name).map(|name| LinearInfo { name: name.into(), k, n })),
             _ => None,
         };
-        let codes = match (&linear, &self) {
-            (Some((cast, linear)), Self::HuggingFace(checkpoint)) => checkpoint.linear_codes(linear, *cast)?,
+        let Some((cast, linear)) = linear else { return self.read::<B>(place, param, matrices) };
+        let codes = match self {
+            Self::HuggingFace(checkpoint) => checkpoint.linear_codes(&linear, cast)?,
             _ => {
-                let value = self.read::<B>(place, param)?;
-                let needs_cast = place.shape.len() >= 2 && value.dtype() != matrices;
-                let value = if needs_cast { B::float_cast(value, matrices.into()) } else { value };
-                let Some((cast, LinearInfo { k, n, .. })) = linear else { return Ok(value) };
-                let values = Tensor::<B, 2>::from_primitive(TensorPrimitive::Float(value)).transpose();
-                let values: Vec<f32> = values.into_data().iter().collect();
-                quantize(&place.name, &values, [n, k], cast, None)?
+                let value = TensorPrimitive::Float(self.read::<B>(place, param, matrices)?);
+                let values: Vec<f32> = Tensor::<B, 2>::from_primitive(value).transpose().into_data().iter().collect();
+                quantize(&place.name, &values, [linear.n, linear.k], cast, None)?
             }
         };
-        let (_, linear) = linear.expect("the codes are a linear's");
         check_blocks(place, &codes)?;
         Ok(weight_of_codes::<B>(&linear, codes, matrices, &param.device)?)
     }
 
-    /// A whole parameter, or this rank's rows of a saved one, in f32.
-    fn read<B: Backend>(&mut self, place: &Place, param: &NamedParam<'_, B>) -> Result<FloatTensor<B>> {
+    /// A whole parameter, or this rank's rows of a saved one. Matrices have the dtype `matrices`.
+    fn read<B: Backend>(
+        &mut self,
+        place: &Place,
+        param: &NamedParam<'_, B>,
+        matrices: DType,
+    ) -> Result<FloatTensor<B>> {
+        let value = self.read_in_its_dtype::<B>(place, param)?;
+        let needs_cast = place.shape.len() >= 2 && value.dtype() != matrices;
+        Ok(if needs_cast { B::float_cast(value, matrices.into()) } else { value })
+    }
+
+    fn read_in_its_dtype<B: Backend>(&mut self, place: &Place, param: &NamedParam<'_, B>) -> Result<FloatTensor<B>> {
         let (name, shape) = (&place.name, Shape::from(place.shape.clone()));
         let (values, shape) = match self {
             Self::HuggingFace(checkpoint) => return checkpoint.tensor::<B>(name, shape, &param.device),
