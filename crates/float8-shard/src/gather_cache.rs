@@ -153,7 +153,8 @@ pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> V
     let mut wanted: Vec<(AmaxOf, FloatTensor<B>)> = vec![];
     for cast in weight.casts().filter(|cast| !cast.has_codes()) {
         let is_unknown = |of: &AmaxOf| match of {
-            AmaxOf::Tensor => !cast.is_scale_known(),
+            // Histories of the next step are not known yet, and decide then.
+            AmaxOf::Tensor => !cast.is_scale_known() && !(sharding.has_experts() && cast.is_delayed()),
             // Each expert is whole.
             _ => !sharding.has_experts(),
         };
@@ -167,8 +168,9 @@ pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> V
 
 /// Keeps an amax of all ranks for the casts of a weight.
 pub(crate) fn keep_amax<B: Float8Backend>(weight: &SourcedWeight<B>, of: AmaxOf, amax: FloatTensor<B>) {
-    if of == AmaxOf::Tensor {
-        let casts = weight.casts().filter(|cast| AmaxOf::of_cast(cast) == Some(of));
+    // Casts of experts are made without this cache.
+    if Sharding::<B>::of(weight.layer()).is_some_and(|sharding| sharding.has_experts()) {
+        let casts = weight.casts().filter(|cast| AmaxOf::of_cast(cast) == Some(of) && !cast.is_delayed());
         return casts.for_each(|cast| cast.give_amax(amax.clone()));
     }
     weight.cache().get::<GatherCache<B>>().amaxes.push((of, amax));
