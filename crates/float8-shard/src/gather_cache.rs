@@ -154,7 +154,7 @@ pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> V
     for cast in weight.casts().filter(|cast| !cast.has_codes()) {
         let is_unknown = |of: &AmaxOf| match of {
             // Histories of the next step are not known yet, and decide then.
-            AmaxOf::Tensor => !cast.is_scale_known() && !(sharding.has_experts() && cast.is_delayed()),
+            AmaxOf::Tensor => !(cast.is_scale_known() || sharding.has_experts() && cast.is_delayed()),
             // Each expert is whole.
             _ => !sharding.has_experts(),
         };

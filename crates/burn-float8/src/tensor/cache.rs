@@ -6,7 +6,7 @@
 //! | x, transposed | fprop, if w needs a gradient | weakly, and the node until its backward |
 //! | w, transposed | fprop | the weight, until the optimizer replaces it |
 //! | w, by rows | fprop or dgrad | the weight, unless no dgrad follows |
-//! | w, sharded | its first GEMM, by its source | the weight or the GEMM, as the source decides; an FP8-only one that is not gathered: the GEMM |
+//! | w, sharded | its first GEMM, by its source | the weight or the GEMM, as its source decides |
 //! | dy, both | the node's backward | the node's backward |
 //!
 //! Both orientations of a tensor are cast in one pass if both are needed and have the same cast.
