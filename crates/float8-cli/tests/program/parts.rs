@@ -194,6 +194,7 @@ fn parts_that_are_not_whole_are_refused() {
             &["float8.recipe=mxfp8"],
             "parallelism.tensor = 4: layers. .. which 4 ranks do not divide into multiples of 128",
         ),
+        (&["parallelism.experts=true"], "parallelism.experts = true: the model has no experts"),
         (&["parallelism.shard=2"], "shard = 2 and tensor = 4 do not make 4 ranks"),
     ] {
         let settings = [&MODEL[..], &["training.steps=1", "parallelism.tensor=4"], settings].concat();

@@ -308,10 +308,12 @@ impl<S: ModelSection> RunConfig<S> {
     /// [`ConfigError`] for sizes that ranks do not divide, and for `parallelism.experts`.
     pub(super) fn tensor_plan(&self, dims: &S::Config, ranks: usize) -> Result<ParallelPlan> {
         let tensor = self.parallelism.mesh(ranks)?.tensor;
+        let (experts, size) = (self.parallelism.experts, dims.size());
+        let is_mixture = size.num_active_params < size.num_params;
+        require("parallelism.experts", experts, !experts || ranks == 1 || is_mixture, "the model has no experts")?;
         if tensor == 1 {
             return Ok(vec![]);
         }
-        let experts = self.parallelism.experts;
         let reason = "experts are not divided with `parallelism.tensor`: leave out one of the two";
         require("parallelism.experts", experts, !experts, reason)?;
         dims.tensor_plan(tensor)
