@@ -238,7 +238,7 @@ impl ShardPlan {
 
 impl Planned {
     fn divisible(&self) -> Option<Divisible> {
-        let (Kind::Linear(name) | Kind::Embedding(name), [.., k, n]) = (&self.kind, &self.dims[..]) else {
+        let (Kind::Linear(name) | Kind::Embedding(name), [k, n]) = (&self.kind, &self.dims[..]) else {
             return None;
         };
         let (info, align) = (LinearInfo { name: name.clone(), k: *k, n: *n }, alignment(self.policy.as_ref()));

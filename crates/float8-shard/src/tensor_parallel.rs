@@ -16,6 +16,7 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_backend::TensorMetadata;
 use burn_float8::config::{LinearInfo, Policy};
 use burn_float8::shard_hooks::{self, Change, FoundLinear, ParallelStyle, linears, map_params, visit_params};
 use burn_float8::{ApplyError, Float8Error, Float8Stack, Float8Tensor};
@@ -237,7 +238,10 @@ fn weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<Divisible> {
         let policy = linear.layer().map(|layer| shard_hooks::configured(layer));
         Divisible { align: alignment(policy.as_deref()), info: linear.info, is_embedding: false }
     };
-    let mut weights: Vec<_> = linears::<B, M>(model, None).into_iter().map(linear).collect();
+    // Ranks divide no weights of rank 3, which belong to experts.
+    let is_matrix =
+        |linear: &FoundLinear<B>| linear.weight.as_ref().is_none_or(|weight| weight.shape().num_dims() == 2);
+    let mut weights: Vec<_> = linears::<B, M>(model, None).into_iter().filter(is_matrix).map(linear).collect();
     visit_params::<B, M>(model, |param| {
         if let Some(name) = param.path.embedding(param.shape.num_dims()) {
             let info = LinearInfo { name, k: param.shape[0], n: param.shape[1] };

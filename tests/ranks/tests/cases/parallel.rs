@@ -1,9 +1,9 @@
 //! Linears that ranks divide compute what a whole one computes.
 use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::prelude::*;
-use burn_float8::{Float8Config, Recipe};
+use burn_float8::{Float8Config, GroupedLinear, Recipe};
 use float8_shard::{Operation, ParallelPlan, ShardConfig, Sharded, TensorParallel, TensorStyle};
 use ranks::{B, Inner, bits, check_gradients, gradients};
 
@@ -244,6 +244,9 @@ pub fn plans_that_are_refused() {
         192,
         "up has 192 columns, which 2 ranks do not divide into multiples of 128",
     );
+    let grouped = GroupedLinear::<B>::new(2, 128, 128, &Initializer::Zeros, &Default::default());
+    let error = TensorParallel::apply(vec![grouped], &comm, &plan("0", TensorStyle::Colwise)).unwrap_err().error;
+    assert!(error.to_string().contains("0 is no linear and no embedding"), "{error}");
     let (once, _) = TensorParallel::apply(block(512), &comm, &plan("up", TensorStyle::Colwise)).unwrap();
     let error = Sharded::apply(once, &comm, ShardConfig::default()).unwrap_err().error.to_string();
     assert!(error.contains("up is divided by TensorParallel"), "{error}");
