@@ -128,7 +128,8 @@ impl ShardPlan {
     ) -> Result<Self, ShardError> {
         let styles = styles::<B, M>(model, tensor)?;
         let mut parameters = parameters::<B, M>(model, &styles, float8, is_trained)?;
-        check_weights(&parameters.iter().filter_map(Planned::divisible).collect::<Vec<_>>(), &styles, mesh.tensor)?;
+        let matrices = parameters.iter().filter(|parameter| parameter.dims.len() == 2);
+        check_weights(&matrices.filter_map(Planned::divisible).collect::<Vec<_>>(), &styles, mesh.tensor)?;
         let (ranks, is_sum) = (mesh.shard, mesh.shard == 1 && mesh.replicate > 1);
         parameters.iter_mut().for_each(|parameter| parameter.divide(mesh.tensor));
         let divided = parameters.iter().filter(|parameter| parameter.style.is_some());
@@ -238,7 +239,7 @@ impl ShardPlan {
 
 impl Planned {
     fn divisible(&self) -> Option<Divisible> {
-        let (Kind::Linear(name) | Kind::Embedding(name), [k, n]) = (&self.kind, &self.dims[..]) else {
+        let (Kind::Linear(name) | Kind::Embedding(name), [.., k, n]) = (&self.kind, &self.dims[..]) else {
             return None;
         };
         let (info, align) = (LinearInfo { name: name.clone(), k: *k, n: *n }, alignment(self.policy.as_ref()));
