@@ -1,13 +1,10 @@
 //! Hooks for the crate float8-shard: sharded weights, and optimizer steps shared by several
 //! processes. Not part of the public API.
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn_backend::Backend;
-use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_std::{Shape, Slice};
 
 use crate::backend::Float8Backend;
 #[cfg(feature = "cubecl")]
@@ -17,7 +14,7 @@ use crate::config::{Float8Config, Granularity, LinearInfo, Policy, matches};
 use crate::error::Float8Error;
 use crate::layer::{Layer, Tag};
 pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map_param, map_params, visit_params};
-pub use crate::model::weight_of_codes;
+pub use crate::model::{part_of_codes, weight_of_codes};
 use crate::ops::functions::find;
 pub use crate::ops::matrix;
 pub use crate::profile::operation;
@@ -25,8 +22,8 @@ use crate::stack::Float8Stack;
 pub use crate::step::PeerExchange;
 use crate::step::{DeviceState, Peers};
 pub use crate::tensor::{
-    Axis, CastAmax, Exchange, ExpertHooks, ExpertLayout, ParallelHooks, ParallelStyle, RowExchange, ShardHooks,
-    ShardLayout, ShardingReport, SourcedWeight, WeightCache, WeightCast, shared,
+    Axis, CastAmax, Exchange, ExpertHooks, ExpertLayout, LinearPart, ParallelHooks, ParallelStyle, RowExchange,
+    ShardHooks, ShardLayout, ShardingReport, SourcedWeight, WeightCache, WeightCast, part_alignment, shared,
 };
 use crate::tensor::{Float8Tensor, experts_of, parallel_of, source_of};
 use crate::terms::{Operand, Reason, Role};
@@ -84,27 +81,6 @@ pub fn weight_of<B: Float8Backend>(layer: Arc<Layer>, tensor: Float8Tensor<B>) -
 /// Format and scales of an FP8-only weight, for comparisons between ranks; None for any other weight.
 pub fn describe_codes<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<String> {
     weight.codes().map(|codes| codes.describe())
-}
-
-/// Rows and columns of the FP8-only weight `[K, N]` of a layer, with zeros below up to `len` rows. None for
-/// any other weight.
-///
-/// # Panics
-/// If the part begins or ends inside of a block of scales.
-pub fn part_of_codes<B: Float8Backend>(
-    layer: &Layer,
-    weight: &Float8Tensor<B>,
-    rows: Range<usize>,
-    cols: Range<usize>,
-    len: usize,
-) -> Option<Float8Tensor<B>> {
-    let (codes, shape) = (weight.codes()?, Shape::from(vec![len, cols.len()]));
-    let whole = weight.shape();
-    if [&rows, &cols] == [&(0..whole[0]), &(0..whole[1])] && len == whole[0] {
-        return Some(weight.clone());
-    }
-    let nan = B::float_slice(weight.full().clone(), &[Slice::from(0..1), Slice::from(0..1)]);
-    Some(Float8Tensor::of_codes(B::float_expand(nan, shape), codes.part(layer.name(), rows, cols, len)))
 }
 
 /// Configuration applied to a layer.

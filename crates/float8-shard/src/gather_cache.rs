@@ -3,7 +3,7 @@
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
-use burn_float8::shard_hooks::{CastAmax, ParallelStyle, SourcedWeight, WeightCast};
+use burn_float8::shard_hooks::{CastAmax, LinearPart, ParallelStyle, SourcedWeight, WeightCast};
 use burn_std::{Shape, Slice};
 use float8_kernels::{Cast, Granularity};
 
@@ -64,9 +64,9 @@ impl AmaxOf {
 
     /// Range of this rank's amaxes, and the number of all. None if every rank has all.
     fn place<B: Float8Backend>(self, sharding: &Sharding<B>) -> Option<([Slice; 1], usize)> {
-        let (rank, ranks, len) = match (self, &sharding.part) {
-            (Self::Columns, Some(part)) if part.style() == ParallelStyle::Colwise => {
-                (part.rank(), part.ranks(), sharding.logical[1])
+        let (rank, ranks, len) = match (self, sharding.part.as_ref().map(|hooks| hooks.part())) {
+            (Self::Columns, Some(LinearPart { style: ParallelStyle::Colwise, ranks, rank })) => {
+                (rank, ranks, sharding.logical[1])
             }
             (Self::Rows, _) => (sharding.world.shard.comm.rank(), sharding.ranks(), sharding.chunk),
             _ => return None,

@@ -1,5 +1,4 @@
 //! [`Part`]: a linear's part on this rank, and its collectives.
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
@@ -7,7 +6,7 @@ use burn_backend::{DType, TensorMetadata};
 use burn_float8::Float8Tensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::report::Layer;
-use burn_float8::shard_hooks::{self, Axis, CastAmax, ParallelHooks, ParallelStyle, WeightCast, matrix};
+use burn_float8::shard_hooks::{self, Axis, CastAmax, LinearPart, ParallelHooks, ParallelStyle, WeightCast, matrix};
 use burn_std::Slice;
 use float8_kernels::Granularity;
 
@@ -40,14 +39,18 @@ impl<B: Float8Backend> Part<B> {
         if self.is_part(&value.shape(), whole, axis) {
             return value;
         }
+        self.cut(value, whole, axis)
+    }
+
+    fn cut(&self, value: FloatTensor<B>, whole: &[usize], axis: usize) -> FloatTensor<B> {
         let mut slices: Vec<_> = whole.iter().map(|len| Slice::from(0..*len)).collect();
-        slices[axis] = Slice::from(self.range(whole[axis]));
+        slices[axis] = Slice::from(self.part().range(whole[axis]));
         B::float_slice(value, &slices)
     }
 
     /// Whether a value is a part, or rows of a part's matrix, and not the whole. Panics for any other shape.
     fn is_part(&self, shape: &[usize], whole: &[usize], axis: usize) -> bool {
-        let (name, ranks) = (&self.name, self.ranks());
+        let (name, ranks) = (&self.name, self.world.shard.size());
         let mut own = whole.to_vec();
         own[axis] /= ranks;
         if shape == own || shape != whole && shape.len() > 1 && shape[1..] == own[1..] {
@@ -71,16 +74,10 @@ impl<B: Float8Backend> Part<B> {
         if self.is_part(&weight.shape(), whole, axis) {
             return weight;
         }
-        let [rows, cols] = [0, 1].map(|of| if of == axis { self.range(whole[of]) } else { 0..whole[of] });
+        let [rows, cols] = [0, 1].map(|of| if of == axis { self.part().range(whole[of]) } else { 0..whole[of] });
         let len = rows.len();
         let codes = shard_hooks::part_of_codes(layer, &weight, rows, cols, len);
-        codes.unwrap_or_else(|| Float8Tensor::new(self.own(weight.into_full(), whole, axis)))
-    }
-
-    /// This rank's range of a divided axis.
-    fn range(&self, whole: usize) -> Range<usize> {
-        let own = whole / self.ranks();
-        self.rank() * own..(self.rank() + 1) * own
+        codes.unwrap_or_else(|| Float8Tensor::new(self.cut(weight.into_full(), whole, axis)))
     }
 
     /// Panics, as Burn does for shapes, if a part ends inside of a block of the cast.
@@ -100,16 +97,9 @@ impl<B: Float8Backend> Part<B> {
 }
 
 impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
-    fn style(&self) -> ParallelStyle {
-        self.style
-    }
-
-    fn ranks(&self) -> usize {
-        self.world.shard.size()
-    }
-
-    fn rank(&self) -> usize {
-        self.world.shard.comm.rank()
+    fn part(&self) -> LinearPart {
+        let shard = &self.world.shard;
+        LinearPart { style: self.style, ranks: shard.size(), rank: shard.comm.rank() }
     }
 
     fn cast(&self, cast: &WeightCast<'_, B>) -> (B::Operand, CastAmax<B>) {
@@ -138,14 +128,14 @@ impl<B: Float8Backend> ParallelHooks<B> for Part<B> {
             Axis::Rows => (size.rows, size.k, ShardedAxis::Rows),
             Axis::Cols => (size.k, size.rows, ShardedAxis::Contraction),
         };
-        let sharding = self.rows([own * self.ranks(), across], DType::F32);
+        let sharding = self.rows([own * self.world.shard.size(), across], DType::F32);
         let gathering = sharding.start_gather(part, axis, device);
         sharding.finish_gather(gathering, device)
     }
 
     fn gather_rows(&self, rows: FloatTensor<B>) -> FloatTensor<B> {
         let [own, cols] = [rows.shape()[0], rows.shape()[1]];
-        self.rows([own * self.ranks(), cols], rows.dtype()).gather_values(rows)
+        self.rows([own * self.world.shard.size(), cols], rows.dtype()).gather_values(rows)
     }
 
     fn reduce_rows(&self, all: FloatTensor<B>) -> FloatTensor<B> {

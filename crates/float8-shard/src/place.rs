@@ -72,13 +72,14 @@ pub(crate) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<Place> 
             place.shape.clone_from(&sharding.whole);
         }
         if let Some(ParameterPart { hooks, axis }) = parts.next(param) {
-            let (len, before) = (place.shape[axis], hooks.rank() * place.shape[axis]);
+            let (len, part) = (place.shape[axis], hooks.part());
+            (place.shape[axis], place.is_part) = (part.ranks * len, true);
+            let before = part.range(place.shape[axis]).start;
             let own = |[begin, end]: [usize; 2]| Some([before + begin, before + end]);
             match axis {
                 0 => place.rows = own(place.rows.unwrap_or([0, len])),
                 _ => place.cols = own([0, len]),
             }
-            (place.shape[axis], place.is_part) = (hooks.ranks() * len, true);
         }
         places.push(place);
     });
@@ -118,11 +119,11 @@ impl<B: Float8Backend> Parts<B> {
         let layer = param.float().and_then(|value| S::layer(&value));
         if let Some(hooks) = layer.and_then(|layer| shard_hooks::parallel::<B>(&layer)) {
             self.of_weight = Some((module.into(), hooks.clone()));
-            let axis = usize::from(hooks.style() == ParallelStyle::Colwise);
+            let axis = usize::from(hooks.part().style == ParallelStyle::Colwise);
             return Some(ParameterPart { hooks, axis });
         }
         let (_, hooks) = self.of_weight.as_ref().filter(|(of, hooks)| {
-            of == module && hooks.style() == ParallelStyle::Colwise && param.shape.num_dims() == 1
+            of == module && hooks.part().style == ParallelStyle::Colwise && param.shape.num_dims() == 1
         })?;
         Some(ParameterPart { hooks: hooks.clone(), axis: 0 })
     }

@@ -123,17 +123,17 @@ fn layer_of<B: Float8Stack>(
 fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>, sharding: &Sharding<B::Inner>) -> FloatTensor<B> {
     B::map_float8(weight, |weight| {
         let (shape, whole) = (weight.shape().to_vec(), &sharding.whole);
-        let rows = [&[sharding.chunk], &whole[1..]].concat();
+        let own = [&[sharding.chunk], &whole[1..]].concat();
         let is_whole = shape == *whole;
-        if !is_whole && shape != rows {
+        if !is_whole && shape != own {
             let (name, ranks) = (layer.name(), sharding.ranks());
             panic!(
-                "{name}: {shape:?} was loaded, where the whole is {whole:?} and the rows of each of {ranks} ranks {rows:?}"
+                "{name}: {shape:?} was loaded, where the whole is {whole:?} and the rows of each of {ranks} ranks {own:?}"
             );
         }
-        let rows = || shard_hooks::part_of_codes(layer, &weight, sharding.rows(), 0..shape[1], sharding.chunk);
+        let codes = || shard_hooks::part_of_codes(layer, &weight, sharding.rows(), 0..shape[1], sharding.chunk);
         let rows = match is_whole {
-            true => rows().unwrap_or_else(|| {
+            true => codes().unwrap_or_else(|| {
                 let rows = sharding.shard_of(sharding.matrix(weight.into_full()));
                 Float8Tensor::new(sharding.in_shape(rows))
             }),

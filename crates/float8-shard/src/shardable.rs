@@ -123,7 +123,7 @@ fn check_own<B: Float8Stack, M: Module<B>>(
             return refused(" is sharded already");
         }
         if let Some(part) = linear.layer().and_then(|layer| shard_hooks::parallel::<B::Inner>(layer)) {
-            let ranks = part.ranks();
+            let ranks = part.part().ranks;
             if ranks != tensor {
                 let reason = format!(" is divided by TensorParallel over {ranks} ranks, where `tensor` is {tensor}");
                 return refused(&reason);

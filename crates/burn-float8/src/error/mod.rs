@@ -33,7 +33,7 @@ pub enum Float8Error {
         /// Settings that keep them in high precision.
         reasons: String,
     },
-    /// The model is sharded, and its shards depend on the casts of its configuration.
+    /// Ranks divide the model, and their parts depend on the casts of its configuration.
     #[error(
         "ranks divide the model: apply configurations and create adapters before TensorParallel::apply and Sharded::apply"
     )]

@@ -1,10 +1,13 @@
 //! FP8-only weights: one byte per parameter plus scales, cast from a model's weights or loaded from
 //! a file.
+use std::ops::Range;
+
 use burn::module::Module;
-use burn::tensor::{DType, Tensor, TensorPrimitive};
+use burn::tensor::DType;
 use burn_backend::ops::FloatTensorOps;
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, FloatDType, TensorData, TensorMetadata};
+use burn_std::Shape;
 use float8_kernels::{Granularity, reference};
 use serde::Serialize;
 
@@ -12,6 +15,7 @@ use super::walk::{Change, linears, map_params, visit_params};
 use crate::backend::{Float8Backend, HostCodes};
 use crate::config::{Float8Config, LinearInfo};
 use crate::error::{ApplyError, Float8Error};
+use crate::layer::Layer;
 use crate::ops::functions;
 use crate::stack::Float8Stack;
 use crate::tensor::{CastRequest, Codes, Float8Tensor, fp8_copy};
@@ -133,15 +137,14 @@ fn into_codes<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
     let (Some(plan), false) = (plan, weight.is_fp8_only()) else { return weight };
     let request = CastRequest::new(&weight, Operand::WEIGHT_T, &tag.layer, &plan);
     let codes = Codes::of(&fp8_copy(CastRequest { evaluates: true, ..request }));
-    let like = placeholder::<B>(weight.full());
+    let like = placeholder::<B>(weight.shape(), weight.dtype(), &weight.device());
     Float8Tensor::of_codes(like, codes).tagged(tag)
 }
 
-/// NaN with the shape, dtype and device of another tensor.
-fn placeholder<B: Float8Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
-    let (dtype, shape) = (FloatDType::from(like.dtype()), like.shape());
-    let nan = B::float_from_data(TensorData::new(vec![f32::NAN], [1, 1]), &B::float_device(like));
-    B::float_expand(B::float_cast(nan, dtype), shape)
+/// NaN with this shape, without memory for each element.
+fn placeholder<B: Backend>(shape: Shape, dtype: DType, device: &Device<B>) -> FloatTensor<B> {
+    let nan = B::float_from_data(TensorData::new(vec![f32::NAN], [1, 1]), device);
+    B::float_expand(B::float_cast(nan, FloatDType::from(dtype)), shape)
 }
 
 /// Linears of a model with a weight of rank 2, in the order of the module tree. `config` adds
@@ -241,9 +244,29 @@ pub fn weight_of_codes<B: Float8Stack>(
     device: &B::Device,
 ) -> Result<FloatTensor<B>, Float8Error> {
     let amax = B::Inner::float_from_data(TensorData::new(vec![check(info, &codes)?], [1]), device);
-    let like = Tensor::<B, 2>::full([1, 1], f32::NAN, (device, values)).expand([info.k, info.n]);
-    let TensorPrimitive::Float(like) = like.into_primitive() else { unreachable!("it is float") };
+    let like = placeholder::<B>(Shape::from(vec![info.k, info.n]), values, device);
     Ok(B::map_float8(like, |like| Float8Tensor::of_codes(like.full().clone(), Codes::<B::Inner>::new(codes, amax))))
+}
+
+/// Rows and columns of the FP8-only weight `[K, N]` of a layer, with zeros below up to `len` rows. None for
+/// any other weight.
+///
+/// # Panics
+/// If the part begins or ends inside of a block of scales.
+pub fn part_of_codes<B: Float8Backend>(
+    layer: &Layer,
+    weight: &Float8Tensor<B>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    len: usize,
+) -> Option<Float8Tensor<B>> {
+    let (codes, shape) = (weight.codes()?, Shape::from(vec![len, cols.len()]));
+    let whole = weight.shape();
+    if [&rows, &cols] == [&(0..whole[0]), &(0..whole[1])] && len == whole[0] {
+        return Some(weight.clone());
+    }
+    let like = placeholder::<B>(shape, weight.dtype(), &weight.device());
+    Some(Float8Tensor::of_codes(like, codes.part(layer.name(), rows, cols, len)))
 }
 
 /// Checks that codes fit the weight of a linear. Returns the largest magnitude that their scales

@@ -17,7 +17,9 @@ pub(crate) mod walk;
 pub use apply::Summary;
 pub use batch_invariance::independent_rows;
 pub use default::set_default_config;
-pub use fp8_only::{Fp8Only, check_frozen, fp8_only, linear_infos, load_codes, read_codes, weight_of_codes};
+pub use fp8_only::{
+    Fp8Only, check_frozen, fp8_only, linear_infos, load_codes, part_of_codes, read_codes, weight_of_codes,
+};
 pub use lora::{Lora, LoraAdapter, LoraConfig};
 pub use monitor::{Amaxes, Monitor, NonFiniteOperand, SampledOperand};
 pub use report::{GemmReport, LayerReport, OperandReport, Report, report};

@@ -97,7 +97,7 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
         adamw,
         full_tensor: W::fp8_full_tensor,
         parallel_ranks: |weight| {
-            weight.layer().and_then(|layer| parallel_of::<W::Plain>(layer)).map_or(1, |hooks| hooks.ranks())
+            weight.layer().and_then(|layer| parallel_of::<W::Plain>(layer)).map_or(1, |hooks| hooks.part().ranks)
         },
         parallel_tokens: |x, weight| match weight.layer().filter(|layer| layer.parallel().is_some()) {
             Some(layer) => Float8Tensor::new(W::parallel_tokens(x.into_full(), layer, Direction::Dispatch)),

@@ -25,7 +25,7 @@ use super::{embedding, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Float8Backend, Fused};
 use crate::error::Float8Error;
 use crate::layer::{Layer, UNTAGGED_NAME};
-use crate::tensor::{Direction, Float8Tensor, LinearPart, Route, Wrapped, linear_part, sealed};
+use crate::tensor::{Direction, Float8Tensor, LinearPart, Route, Wrapped, parallel_of, sealed};
 
 impl<B: Float8Backend> sealed::Sealed for B {}
 impl<B: Float8Backend, C: CheckpointStrategy> sealed::Sealed for Autodiff<B, C> {}
@@ -62,7 +62,7 @@ impl<B: Float8Backend> Wrapped for B {
     }
 
     fn linear_part(layer: &Layer) -> Option<LinearPart> {
-        linear_part::<B>(layer)
+        parallel_of::<B>(layer).map(|hooks| hooks.part())
     }
 
     fn parallel_tokens(x: FloatTensor<B>, layer: &Arc<Layer>, direction: Direction) -> FloatTensor<B> {
@@ -134,7 +134,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     }
 
     fn linear_part(layer: &Layer) -> Option<LinearPart> {
-        linear_part::<B>(layer)
+        parallel_of::<B>(layer).map(|hooks| hooks.part())
     }
 
     fn parallel_tokens(x: FloatTensor<Self>, layer: &Arc<Layer>, direction: Direction) -> FloatTensor<Self> {
@@ -294,7 +294,7 @@ impl<B: Float8Backend> Backward<B, 1> for ParallelTokensNode {
 struct ExpertRowsNode;
 
 impl<B: Float8Backend> Backward<B, 1> for ExpertRowsNode {
-    /// Layer, and direction of the gradients.
+    /// Route, and direction of the gradients.
     type State = (Arc<Route<B>>, Direction);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {

@@ -22,7 +22,7 @@ impl<'a, B: Float8Backend> Tokens<'a, B> {
 
     /// The ranks, if each has some tokens of x or dy.
     fn dividing(&self, role: Role) -> Option<&'a Arc<dyn ParallelHooks<B>>> {
-        self.0.filter(|hooks| hooks.style().gathers(role))
+        self.0.filter(|hooks| hooks.part().style.gathers(role))
     }
 
     /// Shape of x or dy with the tokens of all ranks. They are along the axis before the last.
@@ -33,7 +33,7 @@ impl<'a, B: Float8Backend> Tokens<'a, B> {
     pub(super) fn whole(&self, role: Role, own: &Shape) -> Shape {
         match self.dividing(role) {
             None => own.clone(),
-            Some(hooks) => scaled(own, |tokens| tokens * hooks.ranks()),
+            Some(hooks) => scaled(own, |tokens| tokens * hooks.part().ranks),
         }
     }
 
@@ -74,13 +74,13 @@ pub(super) fn exchanged<B: Float8Backend>(
 
 /// Tokens of all ranks `[.., T, C]`, from this rank's `[.., T / ranks, C]`.
 fn gather<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, own: FloatTensor<B>) -> FloatTensor<B> {
-    let all = scaled(&own.shape(), |tokens| tokens * hooks.ranks());
+    let all = scaled(&own.shape(), |tokens| tokens * hooks.part().ranks);
     B::float_reshape(hooks.gather_rows(matrix::<B>(own)), all)
 }
 
 /// This rank's tokens `[.., T / ranks, C]` of the sum over ranks of `[.., T, C]`.
 fn reduce<B: Float8Backend>(hooks: &Arc<dyn ParallelHooks<B>>, all: FloatTensor<B>) -> FloatTensor<B> {
-    let own = scaled(&all.shape(), |tokens| divided(tokens, hooks.ranks()));
+    let own = scaled(&all.shape(), |tokens| divided(tokens, hooks.part().ranks));
     B::float_reshape(hooks.reduce_rows(matrix::<B>(all)), own)
 }
 
@@ -132,7 +132,7 @@ pub(super) struct Vocabulary<B: Float8Backend> {
 
 impl<B: Float8Backend> core::fmt::Debug for Vocabulary<B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{:?} of rank {} of {}", self.own.dims(), self.hooks.rank(), self.hooks.ranks())
+        write!(f, "{:?} of rank {} of {}", self.own.dims(), self.hooks.part().rank, self.hooks.part().ranks)
     }
 }
 
@@ -140,7 +140,7 @@ impl<B: Float8Backend> Vocabulary<B> {
     /// Ids of any shape, M in all, where this rank has `size` ids of the vocabulary.
     fn of_size(hooks: &Arc<dyn ParallelHooks<B>>, size: usize, ids: IntTensor<B>) -> Self {
         let flat = B::int_reshape(ids.clone(), Shape::from(vec![ids.shape().num_elements()]));
-        let ids = Tensor::<B, 1, Int>::from_primitive(flat) - (hooks.rank() * size) as i64;
+        let ids = Tensor::<B, 1, Int>::from_primitive(flat) - (hooks.part().rank * size) as i64;
         let is_elsewhere = ids.clone().lower_elem(0).bool_or(ids.clone().greater_equal_elem(size as i64));
         let own = ids.mask_fill(is_elsewhere.clone(), 0);
         Self { hooks: hooks.clone(), own, is_elsewhere }
@@ -159,8 +159,8 @@ impl<B: Float8Backend> Vocabulary<B> {
         let of_targets = of_targets.mask_fill(self.is_elsewhere.clone().unsqueeze_dim(1), f32::MIN);
         // One exchange: each rank's logarithm, and the target's logit from the rank that has it.
         let own = Tensor::cat(vec![log_sum(logits, 1), of_targets], 1);
-        let all = float::<B, 2>(self.hooks.gather_rows(primitive(own))).reshape([self.hooks.ranks(), m, 2]);
-        let [log_sums, of_targets] = [0, 1].map(|i| all.clone().narrow(2, i, 1).reshape([self.hooks.ranks(), m]));
+        let all = float::<B, 2>(self.hooks.gather_rows(primitive(own))).reshape([self.hooks.part().ranks, m, 2]);
+        let [log_sums, of_targets] = [0, 1].map(|i| all.clone().narrow(2, i, 1).reshape([self.hooks.part().ranks, m]));
         let log_sums = log_sum(log_sums, 0).reshape([m, 1]);
         (primitive(of_targets.max_dim(0).reshape([m, 1]) - log_sums.clone()), primitive(log_sums))
     }
@@ -206,7 +206,7 @@ pub(super) fn embedding<B: Float8Backend>(
     let rows = table.clone().select(0, vocabulary.own).mask_fill(vocabulary.is_elsewhere.unsqueeze_dim(1), 0.0);
     let own = hooks.reduce_rows(primitive(rows));
     let tokens = shape.last_mut().expect("ids have an axis of tokens");
-    *tokens = divided(*tokens, hooks.ranks());
+    *tokens = divided(*tokens, hooks.part().ranks);
     shape.push(table.dims()[1]);
     B::float_reshape(own, Shape::from(shape))
 }

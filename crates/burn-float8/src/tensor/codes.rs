@@ -81,18 +81,18 @@ impl<B: Float8Backend> Codes<B> {
     /// If the part begins or ends inside of a block of scales.
     pub(crate) fn part(&self, name: &str, rows: Range<usize>, cols: Range<usize>, len: usize) -> Arc<Self> {
         let HostCodes { codes, dims: [n, k], inv_scales, granularity, .. } = self.read();
-        let ([height, width], [down, across]) = (granularity.group(n, k), granularity.scale_dims(n, k));
+        let ([down, across], [of_cols, of_rows]) = (granularity.scale_dims(n, k), part_alignment(granularity, [n, k]));
         // Scales of a range; all, if one serves the axis.
-        let scales = |range: &Range<usize>, group: usize, count: usize, end: usize| {
-            let is_whole = |at: usize| at.is_multiple_of(group) || at == end;
+        let scales = |range: &Range<usize>, block: usize, count: usize, end: usize| {
+            let is_whole = |at: usize| at.is_multiple_of(block) || at == end;
             assert!(
-                count == 1 || is_whole(range.start) && is_whole(range.end),
-                "{name}: a rank's part {range:?} of {end} begins or ends inside of a block of {group} of its FP8-only codes"
+                is_whole(range.start) && is_whole(range.end),
+                "{name}: a rank's part {range:?} of {end} begins or ends inside of a block of {block} of its FP8-only codes"
             );
-            if count == 1 { 0..1 } else { range.start.div_ceil(group)..range.end.div_ceil(group) }
+            if count == 1 { 0..1 } else { range.start.div_ceil(block)..range.end.div_ceil(block) }
         };
         let dims = [cols.len(), len];
-        let own_scales = [scales(&cols, height, down, n), scales(&rows, width, across, k)];
+        let own_scales = [scales(&cols, of_cols, down, n), scales(&rows, of_rows, across, k)];
         let [_, own_across] = granularity.scale_dims(dims[0], len);
         let operand = HostCodes {
             codes: block(&codes, k, [cols, rows], len, 0),
@@ -139,6 +139,13 @@ impl<B: Float8Backend> Codes<B> {
             Granularity::Row | Granularity::Block1x128 => false,
         }
     }
+}
+
+/// Multiples at which a part of codes `[N, K]` begins and ends along each axis: whole blocks of scales, or 1
+/// if one scale serves the axis.
+pub fn part_alignment(granularity: Granularity, [n, k]: [usize; 2]) -> [usize; 2] {
+    let (groups, counts) = (granularity.group(n, k), granularity.scale_dims(n, k));
+    [0, 1].map(|axis| if counts[axis] == 1 { 1 } else { groups[axis] })
 }
 
 /// Rows and columns of a matrix `[.., width]`, with `fill` after each row up to `len` columns.

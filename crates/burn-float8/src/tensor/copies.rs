@@ -70,7 +70,9 @@ fn copy_of_codes<B: Float8Backend>(
 ) -> Arc<Fp8Copy<B>> {
     let CastRequest { tensor, operand, layer, .. } = request;
     let cast = key.cast.cast;
-    let (made, result) = match (codes.operand_of(cast, operand.axis), request.parallel()) {
+    let own = codes.operand_of(cast, operand.axis);
+    let is_lasting = own.is_some() && operand.axis == ContractionAxis::Leading;
+    let (made, result) = match (own, request.parallel()) {
         (Some(made), _) => (made, codes.result()),
         (None, Some(hooks)) => {
             let (made, CastAmax(result)) = hooks.cast(&WeightCast::new(request));
@@ -84,8 +86,7 @@ fn copy_of_codes<B: Float8Backend>(
         }
     };
     let copy = Fp8Copy::new(made, cast, result, layer);
-    let is_codes = operand.axis == ContractionAxis::Leading && codes.serves(cast, operand.axis);
-    let held = if is_codes { Held::Strong(copy.clone()) } else { Held::Weak(Arc::downgrade(&copy)) };
+    let held = if is_lasting { Held::Strong(copy.clone()) } else { Held::Weak(Arc::downgrade(&copy)) };
     tensor.cache().lock().copies.push((key, held));
     copy
 }

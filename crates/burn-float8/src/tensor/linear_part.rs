@@ -39,14 +39,17 @@ impl ParallelStyle {
 /// Part of a linear on this rank.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearPart {
-    pub(crate) style: ParallelStyle,
-    pub(crate) ranks: usize,
-    pub(crate) rank: usize,
+    /// Axis of the weight.
+    pub style: ParallelStyle,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// This rank, from 0.
+    pub rank: usize,
 }
 
 impl LinearPart {
     /// This rank's range of a divided axis.
-    pub(crate) fn range(self, whole: usize) -> Range<usize> {
+    pub fn range(self, whole: usize) -> Range<usize> {
         let own = whole / self.ranks;
         self.rank * own..(self.rank + 1) * own
     }

@@ -23,14 +23,8 @@ use crate::terms::{ContractionAxis, Operand, Role};
 
 /// A linear's part on this rank. All ranks call these in the same order.
 pub trait ParallelHooks<B: Float8Backend>: Any + Send + Sync {
-    /// Axis of the weight.
-    fn style(&self) -> ParallelStyle;
-
-    /// Number of ranks.
-    fn ranks(&self) -> usize;
-
-    /// This rank, from 0.
-    fn rank(&self) -> usize;
+    /// This rank and its axis.
+    fn part(&self) -> LinearPart;
 
     /// Operand of this rank's part of a tensor, with the scales of the whole tensor, and the amax of
     /// the cast.
@@ -44,12 +38,6 @@ pub trait ParallelHooks<B: Float8Backend>: Any + Send + Sync {
 
     /// This rank's rows `[M, C]` of the sum over all ranks, from `[ranks · M, C]`.
     fn reduce_rows(&self, all: FloatTensor<B>) -> FloatTensor<B>;
-}
-
-/// Part of a layer's linear on this rank; None if ranks do not divide it.
-pub(crate) fn linear_part<B: Float8Backend>(layer: &Layer) -> Option<LinearPart> {
-    let hooks = parallel_of::<B>(layer)?;
-    Some(LinearPart { style: hooks.style(), ranks: hooks.ranks(), rank: hooks.rank() })
 }
 
 /// Part of a layer on this rank, if ranks divide it.
@@ -86,7 +74,7 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
             return !is_by_token && self.key().cast.cast.granularity == Granularity::Row;
         }
         let divides = |style: ParallelStyle| style.divided(self.operand.role) == contracted(self.operand);
-        self.parallel().is_some_and(|hooks| divides(hooks.style()))
+        self.parallel().is_some_and(|hooks| divides(hooks.part().style))
             && self.key().cast.cast.granularity == Granularity::Row
     }
 }
@@ -105,7 +93,7 @@ pub(crate) fn with_all_tokens<B: Float8Backend>(
     device: &Device<B>,
 ) -> Arc<Fp8Copy<B>> {
     match parallel_of::<B>(layer) {
-        Some(hooks) if hooks.style().gathers(Role::Input) && is_gathered_late(Operand::INPUT_T, plan) => {
+        Some(hooks) if hooks.part().style.gathers(Role::Input) && is_gathered_late(Operand::INPUT_T, plan) => {
             let all = hooks.gather(&saved.operand, tokens_of(Operand::INPUT_T), device);
             Fp8Copy::new(all, saved.cast, saved.result.clone(), layer)
         }
@@ -120,7 +108,7 @@ pub(super) fn parallel_cast<B: Float8Backend>(
     hooks: &Arc<dyn ParallelHooks<B>>,
 ) -> (Quantized<B>, Arc<CastResult<B>>) {
     let CastRequest { tensor, operand, plan, .. } = request;
-    let gathers = hooks.style().gathers(operand.role);
+    let gathers = hooks.part().style.gathers(operand.role);
     let other = CastRequest { operand: operand.other(), ..request };
     let gathered = match gathers && plan.has_one_set_of_codes(operand) {
         true => tensor.cache().lock().find(other.key()),

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Shape, Tensor, TensorData, TensorMetadata, TensorPrimi
 use burn_float8::backend::{Cast, HostCodes};
 use burn_float8::config::LinearInfo;
 use burn_float8::report::LayerState;
-use burn_float8::shard_hooks::{Change, NamedParam, configured, map_params, weight_of_codes};
+use burn_float8::shard_hooks::{Change, NamedParam, configured, map_params, part_alignment, weight_of_codes};
 use burn_float8::{Float8Config, Float8Stack, Float8State};
 use float8_shard::{Place, Sharded};
 
@@ -247,13 +247,12 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
 
 /// Checks that this rank's part of FP8-only codes has whole blocks of their scales.
 fn check_blocks(place: &Place, codes: &HostCodes) -> Result<()> {
-    let [n, k] = codes.dims;
-    let (group, counts) = (codes.granularity.group(n, k), codes.granularity.scale_dims(n, k));
-    for (own, group, count, len) in [(place.rows, group[1], counts[1], k), (place.cols, group[0], counts[0], n)] {
-        let is_inside = |at: usize| count > 1 && at < len && !at.is_multiple_of(group);
+    let ([n, k], [of_cols, of_rows]) = (codes.dims, part_alignment(codes.granularity, codes.dims));
+    for (own, block, len) in [(place.rows, of_rows, k), (place.cols, of_cols, n)] {
+        let is_inside = |at: usize| at < len && !at.is_multiple_of(block);
         if let Some([begin, end]) = own.filter(|own| own.iter().any(|at| is_inside(*at))) {
             bail!(
-                "{}: its codes have blocks of {group}, and {begin}..{end} of {len} on this rank is not whole blocks: \
+                "{}: its codes have blocks of {block}, and {begin}..{end} of {len} on this rank is not whole blocks: \
                  choose another parallelism.shard or parallelism.tensor",
                 place.name
             );
