@@ -2,7 +2,7 @@
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_float8::backend::{Float8Backend, in_dtype};
-use burn_float8::shard_hooks::read_f32;
+use burn_float8::shard_hooks::{matrix, read_f32};
 use burn_std::{Bytes, Shape, Slice, bf16};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -178,8 +178,9 @@ pub(crate) fn tensor_of<B: Float8Backend>(
 
 /// max |x| over all elements, `[1]` in f32; NaN if x has one.
 pub(crate) fn tensor_amax<B: Float8Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    let elements = x.shape().num_elements();
-    column_amaxes::<B>(B::float_reshape(x, Shape::from(vec![elements, 1])))
+    let amaxes = column_amaxes::<B>(matrix::<B>(x));
+    let n = amaxes.shape()[0];
+    column_amaxes::<B>(B::float_reshape(amaxes, Shape::from(vec![n, 1])))
 }
 
 /// max |x| of each column of `[rows, N]`: `[N]`; NaN if the column has one.
