@@ -212,6 +212,29 @@ impl Model for Decoder<B> {
     }
 }
 
+/// This rank's part of a model, with its handles to other ranks.
+pub struct Part<M> {
+    /// Parts of its parameters.
+    pub model: M,
+    /// None if no ranks divide linears.
+    pub parallel: Option<TensorParallel>,
+    /// Ranks of the shards and replicas.
+    pub sharded: Sharded,
+}
+
+impl<M: Module<B>> Part<M> {
+    /// Part of a model, whose linears ranks divide by this plan.
+    pub fn new(mut model: M, comm: &Communicator, config: ShardConfig, plan: &ParallelPlan) -> Self {
+        let mut parallel = None;
+        if config.tensor > 1 {
+            let applied = TensorParallel::apply(model, &config.tensor_ranks(comm).unwrap(), plan).unwrap();
+            (model, parallel) = (applied.0, Some(applied.1));
+        }
+        let (model, sharded) = Sharded::apply(model, comm, config).unwrap();
+        Self { model, parallel, sharded }
+    }
+}
+
 /// Training of a model.
 pub struct Training<M: Model = Net<B>> {
     /// Current model.
@@ -278,14 +301,9 @@ impl<M: Model> Training<M> {
     }
 
     /// Training of a model that these ranks divide.
-    pub fn sharded(mut model: M, comm: &Communicator, config: ShardConfig, batches: Batches) -> Self {
-        let mut parallel = None;
-        if config.tensor > 1 {
-            let (plan, ranks) = (model.plan(), config.tensor_ranks(comm).unwrap());
-            let (parts, handle) = TensorParallel::apply(model, &ranks, &plan).unwrap();
-            (model, parallel) = (parts, Some(handle));
-        }
-        let (model, sharded) = Sharded::apply(model, comm, config).unwrap();
+    pub fn sharded(model: M, comm: &Communicator, config: ShardConfig, batches: Batches) -> Self {
+        let plan = model.plan();
+        let Part { model, parallel, sharded } = Part::new(model, comm, config, &plan);
         Self { sharded: Some(sharded), parallel, ..Self::new(model, batches) }
     }
 

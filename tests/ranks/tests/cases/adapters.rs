@@ -5,63 +5,54 @@ use burn::prelude::*;
 use burn_float8::lora::{Lora, LoraConfig};
 use burn_float8::weights::{fp8_only, read_codes};
 use burn_float8::{Float8Config, Recipe};
-use float8_shard::{ParallelPlan, Sharded, TensorParallel, TensorStyle};
-use ranks::{B, Inner, bits};
+use float8_shard::{ParallelPlan, TensorParallel, TensorStyle};
+use ranks::{B, Inner, Part, bits};
 
-use super::parallel::{Divided, One, SIZE, mesh, one, random};
-use super::world;
+use super::parallel::{One, STYLES, eye, one, part, random, read};
+use super::{mesh, world};
 
 /// A linear with a frozen FP8-only weight.
 fn frozen(recipe: Recipe, weight: Tensor<B, 2>) -> One<B> {
     fp8_only(one(Float8Config::new(recipe), weight).no_grad()).unwrap().0
 }
 
-fn read(One { linear }: &One<B>, x: Tensor<B, 2>, dy: Tensor<B, 2>) -> [Tensor<Inner, 2>; 2] {
-    let x = x.detach().require_grad();
-    let y = linear.forward(x.clone());
-    let grads = (y.clone() * dy.detach()).sum().backward();
-    [y.inner(), x.grad(&grads).unwrap()]
-}
-
 /// Identity matrices show the decoded weight in both orientations.
 pub fn codes_of_fp8_only_parts() {
-    let (device, comm) = (Default::default(), world());
-    let eye = || Tensor::<B, 2>::eye(SIZE, &device);
+    let comm = world();
     let meshes = match comm.world_size() {
         2 => [[1, 2, 1], [2, 1, 1], [1, 1, 2]],
         _ => [[1, 4, 1], [1, 2, 2], [1, 1, 4]],
     };
     for recipe in Recipe::ALL {
         let whole = frozen(recipe, random(1));
-        let [y, dx] = read(&whole, eye(), eye());
+        let products = read(&whole.linear, eye(), eye());
         let codes = read_codes(&whole).next().unwrap().1;
         for parts in meshes {
-            let along = |axis| Divided { axis, ranks: parts[2], rank: comm.rank() % parts[2] };
-            let tensor_ranks = mesh(parts).tensor_ranks(&comm).unwrap();
-            for (style, of_x, of_y) in
-                [(TensorStyle::Colwise, along(0), along(1)), (TensorStyle::Rowwise, along(1), along(0))]
-            {
+            for (style, [of_x, of_y]) in STYLES {
                 let plan: ParallelPlan = vec![("linear".into(), style)];
-                let part = TensorParallel::apply(frozen(recipe, random(1)), &tensor_ranks, &plan).unwrap().0;
-                let part = Sharded::apply(part, &comm, mesh(parts)).unwrap().0;
-                let own = read_codes(&part).next().unwrap().1;
-                assert_eq!(own.codes.len() * parts[1] * parts[2], codes.codes.len(), "{recipe} {parts:?} {style:?}");
+                let own = Part::new(frozen(recipe, random(1)), &comm, mesh(parts), &plan).model;
+                let len = read_codes(&own).next().unwrap().1.codes.len();
+                assert_eq!(len * parts[1] * parts[2], codes.codes.len(), "{recipe} {parts:?} {style:?}");
+                let [x, dy] = [of_x, of_y].map(|axis| part(&eye(), axis, parts[2]));
+                let expected = [(&products[0], of_y), (&products[1], of_x)];
+                let expected = expected.map(|(whole, axis)| bits(part(whole, axis, parts[2])));
                 for _ in 0..2 {
-                    let found = read(&part, of_x.part(eye()), of_y.part(eye())).map(bits);
-                    let expected = [of_y.part(y.clone()), of_x.part(dx.clone())].map(bits);
-                    assert!(found == expected, "{recipe} {parts:?} {style:?}");
+                    let found = read(&own.linear, x.clone(), dy.clone()).into_iter().map(bits);
+                    assert!(found.eq(expected.clone()), "{recipe} {parts:?} {style:?}");
                 }
             }
         }
         // Ranks have rows of padding, or only those.
         for k in [100, 128, 300] {
-            let rows = || random(1).narrow(0, 0, k);
-            let read = |model: &One<B>| read(model, Tensor::eye(k, &device), eye().narrow(0, 0, k)).map(bits);
-            let config = mesh([1, comm.world_size(), 1]);
-            let (part, sharded) = Sharded::apply(frozen(recipe, rows()), &comm, config).unwrap();
-            sharded.precompute_scales(&part);
-            assert!(read(&part) == read(&frozen(recipe, rows())), "{recipe}: {k} rows");
-            sharded.reduce_gradients(&part, &mut GradientsParams::new()).unwrap();
+            let new = || frozen(recipe, random(1).narrow(0, 0, k));
+            let read = |model: &One<B>| -> Vec<_> {
+                let products = read(&model.linear, Tensor::eye(k, &Default::default()), eye().narrow(0, 0, k));
+                products.into_iter().map(bits).collect()
+            };
+            let Part { model, sharded, .. } = Part::new(new(), &comm, mesh([1, comm.world_size(), 1]), &vec![]);
+            sharded.precompute_scales(&model);
+            assert!(read(&model) == read(&new()), "{recipe}: {k} rows");
+            sharded.reduce_gradients(&model, &mut GradientsParams::new()).unwrap();
         }
     }
 }
@@ -101,17 +92,16 @@ impl Adapted<B> {
 /// y, dx and the gradients of A and B, with dropout.
 pub fn adapters_of_parts_are_those_of_the_whole() {
     let comm = world();
-    let along = |axis| Divided { axis, ranks: comm.world_size(), rank: comm.rank() };
+    let ranks = comm.world_size();
     let (x, dy, whole) = (random(2), random(3), Adapted::new());
     let (products, grads) = whole.read(x.clone(), dy.clone());
-    for (style, of_x, of_y) in [(TensorStyle::Colwise, along(0), along(1)), (TensorStyle::Rowwise, along(1), along(0))]
-    {
+    for (style, [of_x, of_y]) in STYLES {
         let plan: ParallelPlan = vec![("base.linear".into(), style), ("lora.*".into(), TensorStyle::Sequence)];
-        let (part, parallel) = TensorParallel::apply(Adapted::new(), &comm, &plan).unwrap();
-        let (mut found, mut own) = part.read(of_x.part(x.clone()), of_y.part(dy.clone()));
-        parallel.reduce_gradients(&part, &mut own).unwrap();
-        found.extend(part.gradients(&own));
-        let mut expected = vec![of_y.part(products[0].clone()), of_x.part(products[1].clone())];
+        let (own, parallel) = TensorParallel::apply(Adapted::new(), &comm, &plan).unwrap();
+        let (mut found, mut own_grads) = own.read(part(&x, of_x, ranks), part(&dy, of_y, ranks));
+        parallel.reduce_gradients(&own, &mut own_grads).unwrap();
+        found.extend(own.gradients(&own_grads));
+        let mut expected = vec![part(&products[0], of_y, ranks), part(&products[1], of_x, ranks)];
         expected.extend(whole.gradients(&grads));
         for (name, (found, expected)) in ["y", "dx", "dA", "dB"].into_iter().zip(found.into_iter().zip(expected)) {
             let norm = |t: Tensor<Inner, 2>| t.powi_scalar(2).sum().sqrt().into_scalar();

@@ -7,24 +7,19 @@ use burn_float8::{Float8Config, Recipe, report};
 use float8_shard::{Reshard, ShardConfig, Sharded};
 use ranks::{B, Inner, bits};
 
+use super::parallel::{self, eye, plain, random};
 use super::world;
 
 fn linear(k: usize, n: usize, recipe: Recipe) -> Linear<B> {
-    let device = Default::default();
-    B::seed(&device, (k + n) as u64);
-    let linear = LinearConfig::new(k, n).with_bias(false).init::<B>(&device);
-    Float8Config::new(recipe).apply(linear).unwrap().0
+    let weight = random((k + n) as u64).slice([0..k, 0..n]) / 16;
+    Float8Config::new(recipe).apply(plain(weight)).unwrap().0
 }
 
 /// Outputs y of an identity x and dx of an identity dy, which show the weight's codes and scales in
 /// both orientations. Also dw of this rank's rows.
 fn read(linear: &Linear<B>, k: usize, n: usize) -> [Vec<u32>; 3] {
-    let device = Default::default();
-    let x = Tensor::<B, 2>::eye(k, &device).require_grad();
-    let y = linear.forward(x.clone());
-    let grads = (y.clone() * Tensor::eye(n.max(k), &device).slice([0..k, 0..n])).sum().backward();
-    let dw = linear.weight.val().grad(&grads).unwrap();
-    [bits(y.inner()), bits(x.grad(&grads).unwrap()), bits(dw)]
+    let products = parallel::read(linear, eye().slice([0..k, 0..k]), eye().slice([0..k, 0..n]));
+    products.into_iter().map(bits).collect::<Vec<_>>().try_into().unwrap()
 }
 
 pub fn are_those_of_a_cast_of_the_whole() {
@@ -67,14 +62,9 @@ pub fn a_nan_in_the_rows_of_one_rank() {
     let (k, n) = (64, 32);
     for recipe in Recipe::ALL {
         let spoiled = || {
-            let device = Default::default();
-            B::seed(&device, 1);
-            let linear = LinearConfig::new(k, n).with_bias(false).init::<B>(&device);
-            let mut values = vec![0_f32; k * n];
-            values[k * n - 5] = f32::NAN;
-            let spoil = Tensor::<B, 2>::from_data(TensorData::new(values, [k, n]), &device);
-            let weight = linear.weight.map(|weight| Tensor::from_inner((weight + spoil).inner()).require_grad());
-            Float8Config::new(recipe).apply(Linear { weight, ..linear }).unwrap().0
+            let mut values = random(1).slice([0..k, 0..n]).into_data();
+            values.as_mut_slice::<f32>().unwrap()[k * n - 5] = f32::NAN;
+            Float8Config::new(recipe).apply(plain(Tensor::from_data(values, &Default::default()))).unwrap().0
         };
         // The payload of the NaN is not specified.
         let [y, dx, _] = read(&spoiled(), k, n).map(nans_alike);
@@ -87,28 +77,6 @@ pub fn a_nan_in_the_rows_of_one_rank() {
 
 fn nans_alike(bits: Vec<u32>) -> Vec<u32> {
     bits.into_iter().map(|bits| if f32::from_bits(bits).is_nan() { f32::NAN.to_bits() } else { bits }).collect()
-}
-
-/// Sums over few rows have the same order as on one rank.
-pub fn any_number_of_rows() {
-    let comm = world();
-    let device = Default::default();
-    for recipe in Recipe::ALL {
-        for (k, n) in [(64, 64), (256, 64), (257, 16)] {
-            let whole = linear(k, n, recipe);
-            let (shard, _) = Sharded::apply(linear(k, n, recipe), &comm, ShardConfig::default()).unwrap();
-            for m in [1, 2, 3, 4, 9, 16, 17] {
-                let x = Tensor::<B, 2>::random([m, k], burn::tensor::Distribution::Default, &device);
-                let y = |linear: &Linear<B>| {
-                    let x = x.clone().require_grad();
-                    let y = linear.forward(x.clone());
-                    let dx = x.grad(&y.clone().powi_scalar(2).sum().backward()).unwrap();
-                    [bits(y.inner()), bits(dx)]
-                };
-                assert_eq!(y(&whole), y(&shard), "{recipe} {m}x{k}x{n}");
-            }
-        }
-    }
 }
 
 /// A rank without rows of x takes part in all collectives, and adds its weight's amax to the history, also

@@ -1,7 +1,7 @@
 //! Comparison of training over ranks with training on one rank.
 use burn_float8::Recipe;
 use float8_shard::ShardConfig;
-use ranks::{Batches, Model, Training};
+use ranks::{Batches, Model, Training, check_gradients, gradients};
 
 use super::world;
 
@@ -26,24 +26,36 @@ pub fn in_turns(count: usize, compute: impl Fn(usize) -> Vec<f32>) -> Vec<Vec<f3
     own.into_iter().map(share).collect()
 }
 
-/// Losses of meshes are one rank's, in high precision and in some recipes: the first to 1e-5, and later
-/// ones in FP8 to 1e-3. Sums in another order move codes to their neighbours. One rank's losses differ by
-/// up to 5e-4 with its sequences in another order.
-pub fn train_as_one_rank<M: Model>(
-    build: fn(Option<Recipe>) -> M,
-    some: &[Recipe],
-    batches: Batches,
-    meshes: &[ShardConfig],
-) {
-    let runs: Vec<_> = [None].into_iter().chain(recipes(some).into_iter().map(Some)).collect();
-    let one = in_turns(runs.len(), |i| Training::new(build(runs[i]), batches).losses(STEPS));
-    for (recipe, one) in runs.into_iter().zip(one) {
+/// Training of a decoder in high precision or in a recipe, on several meshes.
+pub struct Run<M> {
+    pub build: fn(Option<Recipe>) -> M,
+    pub recipe: Option<Recipe>,
+    pub steps: usize,
+    pub meshes: Vec<ShardConfig>,
+}
+
+/// Gradients of a first step are one rank's to 1e-5 of a parameter's norm, or to `of_codes` in FP8. So are
+/// losses: the first to 1e-5, and later ones in FP8 to 1e-3. Sums in another order move codes to their
+/// neighbours. One rank's losses differ by up to 5e-4 with its sequences in another order.
+pub fn train_as_one_rank<M: Model>(runs: &[Run<M>], batches: Batches, of_codes: f64) {
+    let one = in_turns(runs.len(), |i| {
+        let mut one = Training::new((runs[i].build)(runs[i].recipe), batches);
+        let whole = gradients(&one.model, one.gradients().1).into_values().flatten().collect();
+        [one.losses(runs[i].steps), whole].concat()
+    });
+    for (Run { build, recipe, steps, meshes }, one) in runs.iter().zip(one) {
+        let (expected, whole) = one.split_at(*steps);
         for mesh in meshes {
-            let losses = Training::sharded(build(recipe), &world(), *mesh, batches).losses(STEPS);
-            let far: Vec<_> = losses.iter().zip(&one).map(|(loss, one)| (loss - one).abs() / one).collect();
-            let bound = if recipe.is_some() { [1e-5, 1e-3] } else { [1e-6; 2] };
+            let what = format!("{recipe:?} {mesh:?}");
+            let mut several = Training::sharded(build(*recipe), &world(), *mesh, batches);
+            let bound = if recipe.is_some() { [1e-5, 1e-3, of_codes] } else { [1e-6, 1e-6, 1e-5] };
+            let (_, grads) = several.gradients();
+            check_gradients(&several.model, grads, whole, bound[2], &what);
+            let losses = several.losses(*steps);
+            let far: Vec<_> =
+                losses.iter().zip(expected).map(|(loss, one)| f64::from((loss - one).abs() / one)).collect();
             let is_near = far[0] <= bound[0] && far.iter().all(|far| *far <= bound[1]);
-            assert!(is_near, "{recipe:?} {mesh:?}: {losses:?}, not {one:?}");
+            assert!(is_near, "{what}: {losses:?}, not {expected:?}");
         }
     }
 }

@@ -1,35 +1,38 @@
-//! Errors and panics of ranks.
-use std::time::Duration;
-
+//! Models, plans and uses of shards that are refused.
 use burn::module::{Module, ModuleMapper, Param};
-use burn::nn::{Embedding, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{Embedding, Initializer, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_float8::{Float8Config, Float8LinearConfig, Recipe, StatisticsConfig, config::DelayedScaling};
-use float8_shard::{ShardConfig, Sharded, full_tensor};
-use ranks::{B, Net, VOCABULARY, model};
+use burn_float8::config::DelayedScaling;
 
-use super::world;
+use burn_float8::{ApplyError, Float8Config, Float8LinearConfig, GroupedLinear, Recipe, StatisticsConfig};
+use float8_shard::{ShardConfig, ShardError, Sharded, TensorParallel, TensorStyle, full_tensor};
+use ranks::{B, Net, VOCABULARY, decoder, mixture, model};
+
+use super::parallel::{block, one, random};
+use super::{ON_DEVICE, experts, mesh, world};
+
+/// Asserts that every rank refuses a model with these words.
+fn refused<M, H>(outcome: Result<(M, H), ApplyError<M, ShardError>>, words: &[&str]) {
+    let Err(refused) = outcome else { panic!("not refused: {words:?}") };
+    let error = refused.error.to_string();
+    assert!(words.iter().all(|word| error.contains(word)), "{error}, without {words:?}");
+}
+
+fn shard<M: Module<B>>(model: M) -> Result<(M, Sharded), ApplyError<M, ShardError>> {
+    Sharded::apply(model, &world(), ShardConfig::default())
+}
 
 fn linear(k: usize) -> Linear<B> {
     B::seed(&Default::default(), 1);
     Float8Config::tensorwise().apply(LinearConfig::new(k, 32).init(&Default::default())).unwrap().0
 }
 
-pub fn models_that_differ_are_refused() {
-    let comm = world();
-    let refused = Sharded::apply(linear(64 + comm.rank()), &comm, ShardConfig::default()).unwrap_err();
-    let error = refused.error.to_string();
-    assert!(error.contains("[64, 32]") && error.contains("[65, 32]") && error.contains("rank 1"), "{error}");
-    // The ranks continue together.
-    Sharded::apply(linear(64), &comm, ShardConfig::default()).unwrap();
-}
-
-/// Models of equal shapes whose exchanges differ in content or order.
-pub fn ranks_that_would_part_are_refused() {
-    let comm = world();
-    let is_odd = comm.rank() % 2 == 1;
+/// Models of other shapes, and of equal shapes whose exchanges differ in content or order. The ranks
+/// continue together.
+pub fn models_that_differ() {
+    let is_odd = world().rank() % 2 == 1;
     let tensorwise = Float8Config::tensorwise;
     let margin = |margin| {
         let scaling = DelayedScaling { margin, ..DelayedScaling::default() };
@@ -37,20 +40,19 @@ pub fn ranks_that_would_part_are_refused() {
             .with_override(["*"], Float8LinearConfig::new(Recipe::Delayed).with_delayed_scaling(scaling))
     };
     let statistics = |every| tensorwise().with_statistics(StatisticsConfig::every(every));
-    let refused = |model: Net<B>, what: &str| {
-        let error = Sharded::apply(model, &comm, ShardConfig::default()).unwrap_err().error.to_string();
-        assert!(error.contains(what) && error.contains("rank 1"), "{error}");
-    };
-    let configured = |config: Float8Config| config.apply(Net::new(&Default::default())).unwrap().0;
-    refused(configured(margin(if is_odd { 1 } else { 0 })), "margin");
-    refused(configured(statistics(if is_odd { 3 } else { 1 })), "every_n_steps");
-    let frozen = configured(tensorwise());
-    refused(if is_odd { frozen.no_grad() } else { frozen }, "gradient: false");
-    let other = configured(tensorwise());
-    refused(if is_odd { other.map(&mut Changed) } else { other }, "the first values of parameters");
-    let cast = configured(tensorwise());
-    refused(if is_odd { cast.map(&mut Bf16) } else { cast }, "BF16");
-    Sharded::apply(configured(tensorwise()), &comm, ShardConfig::default()).unwrap();
+    let net = |config: Float8Config| config.apply(Net::new(&Default::default())).unwrap().0;
+    refused(shard(linear(if is_odd { 65 } else { 64 })), &["[64, 32]", "[65, 32]", "rank 1"]);
+    refused(shard(net(margin(if is_odd { 1 } else { 0 }))), &["margin", "rank 1"]);
+    refused(shard(net(statistics(if is_odd { 3 } else { 1 }))), &["every_n_steps", "rank 1"]);
+    let frozen = net(tensorwise());
+    refused(shard(if is_odd { frozen.no_grad() } else { frozen }), &["gradient: false", "rank 1"]);
+    let other = net(tensorwise());
+    refused(shard(if is_odd { other.map(&mut Changed) } else { other }), &["the first values of parameters", "rank 1"]);
+    if !ON_DEVICE {
+        let cast = net(tensorwise());
+        refused(shard(if is_odd { cast.map(&mut Bf16) } else { cast }), &["BF16", "rank 1"]);
+    }
+    shard(net(tensorwise())).unwrap();
 }
 
 /// Casts embeddings to another dtype.
@@ -62,39 +64,60 @@ impl ModuleMapper<B> for Bf16 {
     }
 }
 
+/// Changes values like an optimizer step.
+struct Changed;
+
+impl ModuleMapper<B> for Changed {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        param.map(|t| (t * 0.5).detach().require_grad())
+    }
+}
+
+/// On four ranks: parts that are no whole blocks, a plan that names no module or another kind, a second division,
+/// parts of other ranks than the mesh's, a mesh without parts, and nothing to divide.
+pub fn what_ranks_cannot_divide() {
+    let (comm, device) = (world(), Default::default());
+    refused(shard(shard(linear(64)).unwrap().0), &["linear is sharded already"]);
+    refused(shard(LayerNormConfig::new(8).init::<B>(&device)), &["there is nothing to shard"]);
+
+    let divide = |name: &str, style, width| {
+        TensorParallel::apply(block(Recipe::Mxfp8, width), &comm, &vec![(name.into(), style)])
+    };
+    let columns = "up has 192 columns, which 4 ranks do not divide into multiples of 128";
+    refused(divide("gate", TensorStyle::Colwise, 512), &["plan: \"gate\" matches none"]);
+    refused(
+        divide("norm", TensorStyle::Rowwise, 512),
+        &["norm is no linear and no embedding, so ranks cannot divide it"],
+    );
+    refused(divide("up", TensorStyle::Colwise, 192), &[columns]);
+    let grouped = GroupedLinear::<B>::new(2, 128, 128, &Initializer::Zeros, &device);
+    let plan = vec![("0".into(), TensorStyle::Colwise)];
+    refused(TensorParallel::apply(vec![grouped], &comm, &plan), &["0 is no linear and no embedding"]);
+    let parts = || divide("up", TensorStyle::Colwise, 512).unwrap().0;
+    refused(shard(parts()), &["up is divided by TensorParallel"]);
+    let in_halves = mesh([1, 2, 2]);
+    let words = "up is divided by TensorParallel over 4 ranks, where `tensor` is 2";
+    refused(Sharded::apply(parts(), &comm, in_halves), &[words]);
+    let whole = one(Float8Config::tensorwise(), random(4));
+    let words = "the model has no linear that TensorParallel divides, where `tensor` is 2";
+    refused(Sharded::apply(whole, &comm, in_halves), &[words]);
+
+    let narrow = decoder("llama3-debug-moe", |dims| (dims.intermediate_size, dims.num_layers) = (96, 1));
+    let squares = Float8Config::new(Recipe::Blockwise).apply(narrow).unwrap().0;
+    let words = "has experts of 128 x 96: 1 of them on a rank do not end where a block of 128 ends";
+    refused(Sharded::apply(squares, &comm, experts::config()), &[words]);
+    let once = Sharded::apply(mixture(None), &comm, experts::config()).unwrap().0;
+    refused(Sharded::apply(once, &comm, experts::config()), &["is sharded already"]);
+}
+
 pub fn record_of_another_shape() {
-    let (model, _) = Sharded::apply(linear(64), &world(), ShardConfig::default()).unwrap();
+    let (model, _) = shard(linear(64)).unwrap();
     model.load_record(linear(48).into_record()).forward(Tensor::<B, 2>::ones([4, 64], &Default::default()));
-}
-
-/// Rank 0 runs an extra forward without the other ranks.
-pub fn a_step_of_one_rank_alone() {
-    let comm = world();
-    let (model, sharded) = Sharded::apply(two(), &comm, ShardConfig::default()).unwrap();
-    let forward = || model.down.forward(model.up.forward(Tensor::<B, 2>::ones([4, 64], &Default::default())));
-    if comm.rank() == 0 {
-        forward();
-    }
-    for _ in 0..2 {
-        sharded.precompute_scales(&model);
-        let mut grads = GradientsParams::from_grads(forward().sum().backward(), &model);
-        sharded.reduce_gradients(&model, &mut grads).unwrap();
-    }
-}
-
-pub fn what_cannot_be_sharded_is_refused() {
-    let comm = world();
-    let (model, _) = Sharded::apply(linear(64), &comm, ShardConfig::default()).unwrap();
-    let again = Sharded::apply(model, &comm, ShardConfig::default()).unwrap_err().error.to_string();
-    assert!(again.contains("linear is sharded already"), "{again}");
-    let norm = LayerNormConfig::new(8).init::<B>(&Default::default());
-    let nothing = Sharded::apply(norm, &comm, ShardConfig::default()).unwrap_err().error.to_string();
-    assert!(nothing.contains("there is nothing to shard"), "{nothing}");
 }
 
 /// Muon multiplies gradients, which is not element-wise.
 pub fn muon() {
-    let (model, _) = Sharded::apply(two(), &world(), ShardConfig::default()).unwrap();
+    let (model, _) = shard(two()).unwrap();
     let x = Tensor::<B, 2>::ones([4, 64], &Default::default());
     let loss = model.down.forward(model.up.forward(x)).sum();
     let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -113,27 +136,7 @@ pub fn full_tensor_of_a_transpose() {
 }
 
 fn sharded_embedding() -> Embedding<B> {
-    Sharded::apply(model(Recipe::Tensorwise), &world(), ShardConfig::default()).unwrap().0.embedding
-}
-
-pub fn a_rank_that_sleeps() {
-    let comm = world();
-    let (model, _) = Sharded::apply(linear(64), &comm, ShardConfig::default()).unwrap();
-    model.forward(Tensor::<B, 2>::ones([4, 64], &Default::default()));
-    if comm.rank() == 1 {
-        std::thread::sleep(Duration::from_secs(60));
-    }
-    let changed = model.map(&mut Changed);
-    changed.forward(Tensor::<B, 2>::ones([4, 64], &Default::default()));
-}
-
-/// Changes values like an optimizer step.
-struct Changed;
-
-impl ModuleMapper<B> for Changed {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        param.map(|t| (t * 0.5).detach().require_grad())
-    }
+    shard(model(Recipe::Tensorwise)).unwrap().0.embedding
 }
 
 #[derive(Module, Debug)]
@@ -150,10 +153,9 @@ fn two() -> Two<B> {
 }
 
 pub fn ranks_that_differ() {
-    let comm = world();
-    let (model, _) = Sharded::apply(two(), &comm, ShardConfig::default()).unwrap();
+    let (model, _) = shard(two()).unwrap();
     let x = Tensor::<B, 2>::ones([4, 64], &Default::default());
-    match comm.rank() {
+    match world().rank() {
         0 => model.down.forward(model.up.forward(x)),
         _ => model.up.forward(model.down.forward(x)),
     };

@@ -3,11 +3,11 @@
 use burn::prelude::*;
 use burn_float8::report::Monitor;
 use burn_float8::{Float8Config, Recipe, StatisticsConfig};
-use float8_shard::{ShardConfig, Sharded, TensorParallel, TensorStyle};
-use ranks::{B, Inner};
+use float8_shard::{Sharded, TensorStyle};
+use ranks::{B, Part};
 
-use super::parallel::{Divided, One, SIZE, one, random, read};
-use super::world;
+use super::parallel::{One, SIZE, one, part, random, read};
+use super::{mesh, world};
 
 /// Statistics by the names of operands.
 fn health(model: &One<B>) -> Vec<(&'static str, [f64; 3])> {
@@ -27,28 +27,23 @@ pub fn are_those_of_one_rank() {
     for recipe in Recipe::ALL {
         let one = || one(Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1)), w.clone());
         let whole = one();
-        read(&whole, x.clone(), dy.clone());
+        read(&whole.linear, x.clone(), dy.clone());
         let expected = health(&whole);
+        // Ranks of shards read the same batch.
         for (style, axes, divided) in [
-            (None, None, &["weight_t"][..]),
-            (Some(TensorStyle::Colwise), Some([0, 1]), &["input_t", "weight", "grad_output"]),
-            (Some(TensorStyle::Rowwise), Some([1, 0]), &["input", "weight_t", "grad_output_t"]),
+            (None, [0, 0], &["weight_t"][..]),
+            (Some(TensorStyle::Colwise), [0, 1], &["input_t", "weight", "grad_output"]),
+            (Some(TensorStyle::Rowwise), [1, 0], &["input", "weight_t", "grad_output_t"]),
         ] {
-            let part = match style {
-                Some(style) => TensorParallel::apply(one(), &comm, &vec![("linear".into(), style)]).unwrap().0,
-                None => Sharded::apply(one(), &comm, ShardConfig::default()).unwrap().0,
-            };
-            // Ranks of shards read the same batch.
-            let own = |t: &Tensor<B, 2>, i: usize| {
-                let axis = axes.map(|axes| axes[i]);
-                axis.map_or(t.clone(), |axis| Divided { axis, ranks, rank: comm.rank() }.part(t.clone()))
-            };
-            let (own_x, own_dy) = (own(&x, 0), own(&dy, 1));
-            read(&part, own_x.clone(), own_dy.clone());
-            let place = Sharded::parameters::<B, _>(&part).remove(0);
+            let (parts, tensor) = if style.is_none() { ([1, ranks, 1], 1) } else { ([1, 1, ranks], ranks) };
+            let plan = style.into_iter().map(|style| ("linear".into(), style)).collect();
+            let model = Part::new(one(), &comm, mesh(parts), &plan).model;
+            let (own_x, own_dy) = (part(&x, axes[0], tensor), part(&dy, axes[1], tensor));
+            read(&model.linear, own_x.clone(), own_dy.clone());
+            let place = Sharded::parameters::<B, _>(&model).remove(0);
             let [rows, cols] = [place.rows, place.cols].map(|of| of.unwrap_or([0, SIZE]));
             let own_w = w.clone().slice([rows[0]..rows[1], cols[0]..cols[1]]);
-            let found = health(&part);
+            let found = health(&model);
             for (operand, expected) in &expected {
                 let what = format!("{recipe} {style:?} {operand}");
                 let Some((_, [sqnr, saturated, flushed])) = found.iter().find(|(name, _)| name == operand) else {
@@ -56,13 +51,12 @@ pub fn are_those_of_one_rank() {
                     assert!(is_by_row && divided.contains(operand), "{what}: no statistics");
                     continue;
                 };
-                let values: Tensor<Inner, 2> = match operand.split('_').next() {
-                    Some("input") => own_x.clone(),
-                    Some("weight") => own_w.clone(),
-                    _ => own_dy.clone(),
-                }
-                .inner();
-                let values: Vec<f32> = values.into_data().to_vec().unwrap();
+                let values = match operand.split('_').next() {
+                    Some("input") => &own_x,
+                    Some("weight") => &own_w,
+                    _ => &own_dy,
+                };
+                let values: Vec<f32> = values.to_data().to_vec().unwrap();
                 let (count, signal) = (values.len() as f64, values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>());
                 let noise = signal / 10_f64.powf(sqnr / 10.0);
                 let own = [signal, noise, saturated * count, flushed * count, count].map(|x| x as f32).to_vec();

@@ -1,11 +1,12 @@
 //! Traffic and memory of ranks.
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn_float8::{Recipe, report};
-use float8_shard::{Operation, Reshard, ShardConfig, Sharded};
-use ranks::{B, Batches, Training, batch, gradients, model};
+use burn_float8::{Float8Config, Recipe, report};
+use float8_shard::{Operation, Reshard, ShardConfig, Sharded, TensorStyle};
+use ranks::{B, Batches, Part, Training, batch, gradients, model, net};
 
-use super::world;
+use super::parallel::{self, SIZE, STYLES, plain, random};
+use super::{ON_DEVICE, mesh, world};
 
 /// Bytes that a rank gives in a step of two micro-batches.
 pub fn bytes_on_the_wire() {
@@ -31,10 +32,12 @@ pub fn bytes_on_the_wire() {
             let linears = ["up", "down", "head"].map(|name| own(name, if has_blocks { 128 } else { 16 }));
             let [rows, width] = own("embedding", 16);
             let table = 4 * rows * width;
-            // Codes and scales for fprop and dgrad.
-            let operands: usize = linears.iter().map(|own| 2 * own[0] * own[1] + scales(recipe, *own)).sum();
-            let expected = [6 * gathers + gathers, gathers * (operands + table)];
-            assert_eq!(found(Operation::AllGather), expected.map(|n| n as u64), "{recipe} {reshard:?}");
+            // Codes and scales for fprop and dgrad, and the embedding's values.
+            let operands = linears
+                .iter()
+                .flat_map(|[rows, n]| [gather_of(recipe, [*n, *rows], false), gather_of(recipe, [*rows, *n], true)]);
+            let expected = operands.chain([gather(table, 0)]).fold([0; 2], |sum, one| [0, 1].map(|i| sum[i] + one[i]));
+            assert_eq!(found(Operation::AllGather), expected.map(|n| n * gathers), "{recipe} {reshard:?}");
             // Each weight's gradient of each micro-batch.
             let divided = 2 * ranks * (linears.iter().map(|[rows, n]| 4 * rows * n).sum::<usize>() + table);
             assert_eq!(found(Operation::ReduceScatterSum), [8, divided as u64], "{recipe}");
@@ -57,14 +60,102 @@ pub fn bytes_on_the_wire() {
     }
 }
 
-/// Bytes of the scales of a rank's rows for fprop and dgrad, where ranks have different ones.
-fn scales(recipe: Recipe, [rows, n]: [usize; 2]) -> usize {
-    match recipe {
+/// Calls and bytes of a gather of codes or values, and of scales unless every rank has the same. Devices
+/// gather scales in a second call.
+fn gather(values: usize, scales: usize) -> [u64; 2] {
+    let calls = if ON_DEVICE && scales > 0 { 2 } else { 1 };
+    [calls, (values + scales) as u64]
+}
+
+/// The same of a rank's operand `[rows, k]` of a weight, for dgrad or fprop. On devices rows of codes are
+/// multiples of 16 bytes, and MX scales are whole tiles of 128 rows by 4.
+fn gather_of(recipe: Recipe, [rows, k]: [usize; 2], is_of_dgrad: bool) -> [u64; 2] {
+    let padded = |len: usize, align| if ON_DEVICE { len.next_multiple_of(align) } else { len };
+    let scales = match recipe {
         Recipe::Tensorwise | Recipe::Delayed | Recipe::RowwiseWithGwHp => 0,
-        // Of rows, in dgrad.
-        Recipe::Rowwise => 4 * rows,
-        Recipe::Blockwise => 2 * 4 * (rows / 128) * n.div_ceil(128),
-        _ => (rows / 32 * n) + (rows * n.div_ceil(32)),
+        Recipe::Rowwise if is_of_dgrad => 4 * rows,
+        Recipe::Rowwise => 0,
+        Recipe::Blockwise => 4 * rows.div_ceil(128) * k.div_ceil(128),
+        _ => padded(rows, 128) * padded(k.div_ceil(32), 4),
+    };
+    gather(rows * padded(k, 16), scales)
+}
+
+/// Calls and bytes that a step of two linears exchanges: gathers of x or dy, sums of y or dx, and amaxes.
+/// One gather of codes serves two GEMMs where both read the same codes, and a gather of x serves both
+/// linears.
+pub fn bytes_of_tokens() {
+    let comm = world();
+    let ranks = comm.world_size();
+    let (part, lines) = (SIZE * SIZE / ranks, 4 * SIZE);
+    for recipe in Recipe::ALL {
+        // Of x or dy: codes or values of the first gather, and of wgrad's own.
+        let [first, late] = match recipe {
+            Recipe::Tensorwise | Recipe::Delayed => [gather(part, 0), [0; 2]],
+            Recipe::Rowwise => [gather(part, lines / ranks), gather(part, 0)],
+            Recipe::RowwiseWithGwHp => [gather(part, lines / ranks), gather(4 * part, 0)],
+            Recipe::Blockwise | Recipe::Mxfp8 => [gather(part, part / 32); 2],
+            Recipe::Mxfp8WgradWithHp => [gather(part, part / 32), gather(4 * part, 0)],
+        };
+        for (style, [of_x, _]) in STYLES {
+            let two = Float8Config::new(recipe).apply([5, 6].map(|seed| plain(random(seed))).to_vec()).unwrap().0;
+            let plan = vec![("*".into(), style)];
+            let Part { model: two, sharded, .. } = Part::new(two, &comm, mesh([1, 1, ranks]), &plan);
+            let mut before = comm.traffic();
+            sharded.precompute_scales(&two);
+            let of_weights = comm.traffic().since(&before).operation(Operation::AllReduceMaxBits).calls;
+            before = comm.traffic();
+            let x = parallel::part(&random(4), of_x, ranks).require_grad();
+            let y = two[0].forward(x.clone()) + two[1].forward(x);
+            let mut grads = GradientsParams::from_grads(y.sum().backward(), &two);
+            sharded.reduce_gradients(&two, &mut grads).unwrap();
+            let traffic = comm.traffic().since(&before);
+            let found = |of| [traffic.operation(of).calls, traffic.operation(of).sent];
+            // x once, and dy for each linear; in histories also the amaxes of a step, of x, w and dy.
+            let is_colwise = style == TensorStyle::Colwise;
+            let amaxes = match recipe {
+                Recipe::Tensorwise => [3, 3 * 4],
+                Recipe::Delayed => [4, 3 * 4 + 2 * 3 * 4],
+                Recipe::Rowwise => [3, 3 * lines],
+                Recipe::RowwiseWithGwHp if is_colwise => [2, 2 * lines],
+                Recipe::RowwiseWithGwHp => [1, lines],
+                _ => [0, 0],
+            };
+            let gathers = [0, 1].map(|i| if is_colwise { first[i] + 2 * late[i] } else { 2 * (first[i] + late[i]) });
+            let what = format!("{recipe} {style:?}");
+            assert_eq!(found(Operation::AllGather), gathers, "{what}");
+            // dx or y of each linear, in its dtype.
+            assert_eq!(found(Operation::ReduceScatterSum), [2, 2 * (SIZE * lines) as u64], "{what}");
+            assert_eq!(found(Operation::AllReduceMaxBits), amaxes.map(|n| n as u64), "{what}");
+            assert_eq!(of_weights, u64::from(amaxes[0] > 0), "{what}: one for all weights");
+        }
+    }
+}
+
+/// Gradients of replicas: each rank gives the divided weights with their padding, its shards to the other
+/// replicas, and all other parameters, in f32.
+pub fn bytes_of_replicas() {
+    let comm = world();
+    for replicate in [2, 4] {
+        let config = ShardConfig { replicate, ..ShardConfig::default() };
+        let training = Training::sharded(net(None), &comm, config, Batches::of_one(4));
+        let before = comm.traffic();
+        training.gradients();
+        let traffic = comm.traffic().since(&before);
+        let shards = 4 / replicate;
+        let (mut divided, mut others) = (0, 0);
+        for parameter in Sharded::parameters::<B, _>(&training.model) {
+            let width: usize = parameter.shape[1..].iter().product();
+            match parameter.is_shard {
+                true => divided += 4 * shards * parameter.shape[0].div_ceil(shards).next_multiple_of(16) * width,
+                false => others += 4 * parameter.shape[0] * width,
+            }
+        }
+        let scattered = traffic.operation(Operation::ReduceScatterSum);
+        assert_eq!([scattered.calls, scattered.sent], [4, divided as u64], "{config:?}");
+        // Also the loss.
+        let summed = divided / shards + others + 4;
+        assert_eq!(traffic.operation(Operation::AllReduceSum).sent, summed as u64, "{config:?}");
     }
 }
 

@@ -5,7 +5,7 @@ use float8_shard::{Operation, ReduceDtype, ShardConfig, Sharded};
 use ranks::{B, Batches, Model, Net, Training, batch, gradients, mixture, model, net, parameters, tied_model};
 
 use super::compare::STEPS;
-use super::world;
+use super::{ON_DEVICE, world};
 
 /// Gradients rounded once on each rank halve the bytes and hardly change the loss.
 pub fn gradients_in_bf16() {
@@ -41,7 +41,7 @@ fn shards(model: &Net<B>, grads: GradientsParams) -> Vec<Vec<f32>> {
 pub fn reduce_scatters_overlap() {
     let comm = world();
     for reduce_dtype in [ReduceDtype::F32, ReduceDtype::Bf16] {
-        if cfg!(feature = "staged") && reduce_dtype == ReduceDtype::Bf16 {
+        if ON_DEVICE && reduce_dtype == ReduceDtype::Bf16 {
             continue;
         }
         let config = ShardConfig { reduce_dtype, ..ShardConfig::default() };

@@ -1,23 +1,20 @@
 //! Effects of a failed rank on the others.
-
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use float8_shard::{Communicator, ShardError};
 
-use crate::launch::{Ran, crowding, goes_wrong, print_line};
-use crate::values::{done, started};
+use super::job::{END, Ran, crowding, goes_wrong, print_line};
+use super::world;
 
 /// Longer than any test waits.
 const LONG: Duration = Duration::from_secs(50);
 const TIMEOUT: f64 = 1.5;
-/// Limit in seconds for a job to end after a rank fails.
-const END: f64 = 5.0;
 
 fn limited() -> Communicator {
-    // SAFETY: the thread that ends a hanging test does not read the environment.
+    // SAFETY: no other thread has started.
     unsafe { std::env::set_var("FLOAT8_COMM_TIMEOUT", TIMEOUT.to_string()) };
-    started()
+    Communicator::from_env().unwrap()
 }
 
 fn print_error(comm: &Communicator, since: Instant, error: &ShardError) {
@@ -35,10 +32,15 @@ fn fail(comm: Communicator, since: Instant, error: &ShardError) {
     std::process::exit(1);
 }
 
-pub fn difference() {
-    let comm = started();
-    let since = Instant::now();
+/// World whose ranks have gathered once.
+fn begun() -> Communicator {
+    let comm = Communicator::from_env().unwrap();
     gather(&comm, "layers.0").unwrap();
+    comm
+}
+
+pub fn difference() {
+    let (comm, since) = (begun(), Instant::now());
     gather(&comm, "layers.1").unwrap();
     goes_wrong();
     // The last rank gathers more.
@@ -69,9 +71,8 @@ fn without_rank_1() -> (Communicator, Instant) {
     if comm.rank() == 1 {
         std::thread::sleep(LONG);
     }
-    let since = Instant::now();
     goes_wrong();
-    (comm, since)
+    (comm, Instant::now())
 }
 
 pub fn stall() {
@@ -83,7 +84,7 @@ pub fn stall() {
 }
 
 pub fn stall_is_named(ran: &Ran) {
-    let end = ran.fails_within(TIMEOUT + END);
+    ran.fails_within(TIMEOUT + END);
     ran.names((0..ran.ranks).filter(|rank| *rank != 1), "rank 1 has not arrived");
     for rank in 0..ran.ranks {
         let Some((seconds, error)) = ran.printed(rank) else { continue };
@@ -95,7 +96,6 @@ pub fn stall_is_named(ran: &Ran) {
         assert!(error.starts_with(&head), "{}", ran.output);
         assert!(error.ends_with(" s: rank 1 has not arrived, and waits in no collective"), "{}", ran.output);
     }
-    println!("the end came after {end:.2} s");
 }
 
 /// Rank 3 stalls, and rank 1 waits for rank 0, which waits for rank 2, which waits for rank 3.
@@ -118,13 +118,8 @@ pub fn stall_in_a_part_is_named(ran: &Ran) {
 }
 
 pub fn stall_without_exit() {
-    let comm = limited();
-    if comm.rank() == 1 {
-        std::thread::sleep(LONG);
-    }
-    let since = Instant::now();
-    goes_wrong();
-    let error = gather(&comm, "layers.0").unwrap_err();
+    let (comm, since) = without_rank_1();
+    let error = gather(&comm, "layers.1").unwrap_err();
     print_error(&comm, since, &error);
     // The process continues without its communicator.
     drop(comm);
@@ -138,8 +133,7 @@ pub fn job_is_ended(ran: &Ran) {
 
 /// One rank is in another collective.
 pub fn astray() {
-    let comm = limited();
-    let since = Instant::now();
+    let (comm, since) = (limited(), Instant::now());
     goes_wrong();
     let result = if comm.rank() == 2 { comm.agree("elsewhere", "") } else { gather(&comm, "layers.0") };
     let error = result.and_then(|()| gather(&comm, "layers.1")).unwrap_err();
@@ -160,8 +154,7 @@ pub fn astray_is_named(ran: &Ran) {
 
 /// The other ranks wait for rank 1, which runs `goes`.
 fn waits_for_rank_1(goes: impl FnOnce()) {
-    let comm = started();
-    gather(&comm, "layers.0").unwrap();
+    let comm = begun();
     if comm.rank() == 1 {
         // The other ranks are waiting by then.
         std::thread::sleep(Duration::from_millis(500));
@@ -169,9 +162,8 @@ fn waits_for_rank_1(goes: impl FnOnce()) {
         goes();
     }
     let since = Instant::now();
-    if let Err(error) = gather(&comm, "layers.1") {
-        fail(comm, since, &error);
-    }
+    let error = gather(&comm, "layers.1").expect_err("rank 1 takes no part");
+    fail(comm, since, &error);
 }
 
 pub fn killed() {
@@ -181,29 +173,18 @@ pub fn killed() {
     });
 }
 
-pub fn kill_ends_all(ran: &Ran) {
-    println!("all ended after {:.2} s", ran.fails_within(END));
-    assert!(ran.output.contains("rank 1 with PID") && ran.output.contains("signal 9"), "{}", ran.output);
-}
-
 pub fn panics() {
     waits_for_rank_1(|| panic!("the model is too small"));
 }
 
-pub fn panic_ends_all(ran: &Ran) {
-    println!("all ended after {:.2} s", ran.fails_within(END));
-    assert_eq!(ran.code, Some(101), "{}", ran.output);
-    let first = ran.output.find(&format!("rank 1 of {} panicked, which ends the job:", ran.ranks));
-    let message = ran.output.find("the model is too small");
-    assert!(first.is_some() && first < message, "{}", ran.output);
+pub fn exits() {
+    waits_for_rank_1(|| std::process::exit(3));
 }
 
 /// Like a `main` that drops its communicator before it prints its error.
 pub fn early_return() {
-    let comm = started();
-    gather(&comm, "layers.0").unwrap();
-    let (rank, since) = (comm.rank(), Instant::now());
-    if rank == 1 {
+    let (comm, since) = (begun(), Instant::now());
+    if comm.rank() == 1 {
         std::thread::sleep(Duration::from_millis(500));
         goes_wrong();
         drop(comm);
@@ -217,7 +198,7 @@ pub fn early_return() {
 }
 
 pub fn early_return_is_named(ran: &Ran) {
-    println!("all ended after {:.2} s", ran.fails_within(END));
+    ran.fails_within(END);
     // The rank's own reason is not lost.
     assert_eq!(ran.error(1).1, "the disk is full", "{}", ran.output);
     for rank in (0..ran.ranks).filter(|rank| *rank != 1) {
@@ -230,15 +211,6 @@ pub fn early_return_is_named(ran: &Ran) {
         );
         assert_eq!(error, expected, "{}", ran.output);
     }
-}
-
-pub fn exits() {
-    waits_for_rank_1(|| std::process::exit(3));
-}
-
-pub fn exit_ends_all(ran: &Ran) {
-    println!("all ended after {:.2} s", ran.fails_within(END));
-    assert!(!ran.output.contains("rank is done"), "{}", ran.output);
 }
 
 /// A rank that keeps its communicator delays the others by at most the time limit.
@@ -256,43 +228,27 @@ pub fn drop_has_a_limit(ran: &Ran) {
 
 /// A rank that works alone before it leaves in order, within the time limit.
 pub fn slow_end() {
-    let comm = started();
-    gather(&comm, "layers.0").unwrap();
+    let comm = begun();
     if comm.rank() == 0 {
         std::thread::sleep(Duration::from_secs(2));
     }
-    done(comm);
 }
 
 pub fn one_rank() {
-    let comm = started();
-    assert_eq!(comm.world_size(), 1);
-    done(comm);
+    assert_eq!(Communicator::from_env().unwrap().world_size(), 1);
 }
 
 /// Variables of a launcher that did not start this process.
 pub fn unconfirmed() {
-    // SAFETY: the thread that ends a hanging test does not read the environment.
+    // SAFETY: no other thread has started.
     unsafe { std::env::set_var("PMI_SIZE", "4") };
-    goes_wrong();
-    let error = Communicator::from_env().unwrap_err();
-    assert!(matches!(error, ShardError::Launcher(_)), "{error}");
-    print_line(&format!("rank 0 failed after 0 s: {error}"));
-    std::process::exit(1);
-}
-
-pub fn unconfirmed_is_named(ran: &Ran) {
-    ran.fails_within(END);
-    let (_, error) = ran.error(0);
-    assert!(error.starts_with("the environment variable PMI_SIZE says 4 ranks, but MPI says 1: "), "{}", ran.output);
+    Communicator::from_env().unwrap();
 }
 
 /// The last rank's device does not exist, or NCCL, the driver or all devices are missing.
-#[cfg(feature = "nccl")]
 pub fn no_nccl() {
-    let comm = started();
+    let comm = world();
     let error = comm.with_nccl((comm.rank() == 1).then_some(4096)).unwrap_err();
     let named = matches!(error, ShardError::Nccl { .. } | ShardError::Cuda { .. } | ShardError::RankFailed { .. });
     assert!(named, "{error}");
-    done(comm);
 }
