@@ -11,9 +11,6 @@ use std::sync::{OnceLock, mpsc};
 use burn_backend::ops::unfold::calculate_unfold_windows;
 use syn::{FnArg, ImplItem, Item, TraitItem, TypeParamBound};
 
-/// Methods that must keep burn-backend's default, with reasons.
-const ALLOWED: [(&str, &str); 0] = [];
-
 /// Sources of burn-backend that this test was compiled with. A panic in them names its file, which
 /// the compiling machine has. `cargo metadata` is no alternative, since it downloads dependencies
 /// of other platforms.
@@ -37,23 +34,17 @@ fn burn_backend_src() -> &'static Path {
     })
 }
 
-fn rust_files(dir: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            rust_files(&path, files);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            files.push(path);
-        }
-    }
+/// Rust files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let nested = entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
+    nested.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
 }
 
 /// `Backend` and its supertraits, with all their methods.
 fn upstream() -> BTreeMap<String, BTreeSet<String>> {
-    let mut files = vec![];
-    rust_files(burn_backend_src(), &mut files);
     let mut traits = BTreeMap::new();
-    for file in files {
+    for file in files(burn_backend_src()) {
         let parsed = syn::parse_file(&std::fs::read_to_string(&file).unwrap()).unwrap();
         for item in parsed.items {
             if let Item::Trait(t) = item {
@@ -104,10 +95,8 @@ fn every_operation_is_forwarded() {
     let count: usize = upstream.values().map(BTreeSet::len).sum();
     assert!(count > 400, "found only {count} operations: has burn-backend moved its traits?");
     for (name, methods) in &upstream {
-        let empty = BTreeSet::new();
-        let ours = forwarded.get(name).unwrap_or(&empty);
-        let missing: Vec<_> =
-            methods.difference(ours).filter(|m| !ALLOWED.iter().any(|(allowed, _)| allowed == m)).collect();
+        let ours = forwarded.get(name).cloned().unwrap_or_default();
+        let missing: Vec<_> = methods.difference(&ours).collect();
         assert!(missing.is_empty(), "{name}: not forwarded: {missing:?}");
     }
 }

@@ -11,43 +11,21 @@ fn order() -> Vec<String> {
     file.items.into_iter().filter_map(module).collect()
 }
 
-/// Files below a folder, with the first component of their relative path.
-fn files(root: &Path) -> Vec<(String, PathBuf)> {
-    let mut found = vec![];
-    let mut folders = vec![root.to_path_buf()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let first = path.strip_prefix(root).unwrap().iter().next().unwrap().to_string_lossy();
-                found.push((first.trim_end_matches(".rs").to_string(), path));
-            }
-        }
-    }
-    found
+/// Rust files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let nested = entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
+    nested.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
 }
 
-/// Modules after each `crate::` in code.
-fn imports(source: &str) -> Vec<String> {
+/// Names after each `path` in code.
+fn names_after(source: &str, path: &str) -> Vec<String> {
     let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
     let after = |line: &str| -> Vec<String> {
-        let names = line.split("crate::").skip(1);
+        let parts = line.split(path);
         // `$crate::` belongs to the users of a macro.
-        let own = names.zip(line.split("crate::")).filter(|(_, before)| !before.ends_with('$'));
+        let own = parts.clone().skip(1).zip(parts).filter(|(_, before)| !before.ends_with('$'));
         own.map(|(name, _)| name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()).collect()
-    };
-    code.flat_map(after).collect()
-}
-
-/// Modules of `lib.rs` that a file reaches by `super::` repeated `depth` times.
-fn reached_by_super(source: &str, depth: usize, order: &[String]) -> Vec<String> {
-    let up = "super::".repeat(depth);
-    let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let after = |line: &str| -> Vec<String> {
-        let name = |rest: &str| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
-        line.split(&up).skip(1).map(name).filter(|name| order.contains(name)).collect()
     };
     code.flat_map(after).collect()
 }
@@ -58,16 +36,19 @@ fn modules_import_downwards_only() {
     assert!(order.len() > 8, "{order:?}");
     let place = |name: &str| order.iter().position(|module| module == name);
     let (mut checked, mut upwards) = (0, vec![]);
-    for (module, path) in files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
-        let Some(own) = place(&module) else {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for path in files(&src) {
+        let source = std::fs::read_to_string(&path).unwrap();
+        let parts: Vec<_> = path.strip_prefix(&src).unwrap().iter().map(|part| part.to_string_lossy()).collect();
+        let module = parts[0].trim_end_matches(".rs");
+        let Some(own) = place(module) else {
             assert_eq!(module, "lib", "{} is in no module of lib.rs", path.display());
             continue;
         };
-        let source = std::fs::read_to_string(&path).unwrap();
         // `layer.rs` and `layer/mod.rs` have depth 1, `layer/tag.rs` has depth 2.
-        let parts = path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap().iter().count();
-        let depth = parts - usize::from(parts > 1 && path.ends_with("mod.rs"));
-        for import in [imports(&source), reached_by_super(&source, depth, &order)].concat() {
+        let depth = parts.len() - usize::from(parts.len() > 1 && path.ends_with("mod.rs"));
+        let by_super = names_after(&source, &"super::".repeat(depth)).into_iter().filter(|name| order.contains(name));
+        for import in names_after(&source, "crate::").into_iter().chain(by_super) {
             let Some(imported) = place(&import) else {
                 panic!("{}: crate::{import} is no module of lib.rs: import from where it is defined", path.display());
             };

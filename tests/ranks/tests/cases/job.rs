@@ -90,10 +90,11 @@ impl Ran {
         }
     }
 
-    /// Asserts that the job failed with these words, soon after the first [`goes_wrong`].
-    pub fn ends(&self, words: &[&str]) {
+    /// Asserts that the job failed with this exit status and these words, soon after the first [`goes_wrong`].
+    pub fn ends(&self, code: i32, words: &[&str]) {
         self.fails_within(END);
         self.fails_with(words);
+        assert_eq!(self.status.code(), Some(code), "{}", self.output);
     }
 
     /// Asserts that the job failed within `seconds` of the first [`goes_wrong`].

@@ -3,11 +3,11 @@
 use burn::prelude::*;
 use burn_float8::report::Monitor;
 use burn_float8::{Float8Config, Recipe, StatisticsConfig};
-use float8_shard::{Sharded, TensorStyle};
-use ranks::{B, Part};
+use float8_shard::{ShardConfig, Sharded, TensorParallel, TensorStyle};
+use ranks::B;
 
 use super::parallel::{One, SIZE, one, part, random, read};
-use super::{mesh, world};
+use super::world;
 
 /// Statistics by the names of operands.
 fn health(model: &One<B>) -> Vec<(&'static str, [f64; 3])> {
@@ -35,9 +35,10 @@ pub fn are_those_of_one_rank() {
             (Some(TensorStyle::Colwise), [0, 1], &["input_t", "weight", "grad_output"]),
             (Some(TensorStyle::Rowwise), [1, 0], &["input", "weight_t", "grad_output_t"]),
         ] {
-            let (parts, tensor) = if style.is_none() { ([1, ranks, 1], 1) } else { ([1, 1, ranks], ranks) };
-            let plan = style.into_iter().map(|style| ("linear".into(), style)).collect();
-            let model = Part::new(one(), &comm, mesh(parts), &plan).model;
+            let (model, tensor) = match style {
+                Some(style) => (TensorParallel::apply(one(), &comm, &vec![("linear".into(), style)]).unwrap().0, ranks),
+                None => (Sharded::apply(one(), &comm, ShardConfig::default()).unwrap().0, 1),
+            };
             let (own_x, own_dy) = (part(&x, axes[0], tensor), part(&dy, axes[1], tensor));
             read(&model.linear, own_x.clone(), own_dy.clone());
             let place = Sharded::parameters::<B, _>(&model).remove(0);

@@ -133,10 +133,10 @@ pub fn bytes_of_tokens() {
 }
 
 /// Gradients of replicas: each rank gives the divided weights with their padding, its shards to the other
-/// replicas, and all other parameters, in f32.
+/// replicas, and all other parameters, in f32. Four replicas divide none.
 pub fn bytes_of_replicas() {
     let comm = world();
-    for replicate in [2, 4] {
+    for (replicate, weights) in [(2, 4), (4, 0)] {
         let config = ShardConfig { replicate, ..ShardConfig::default() };
         let training = Training::sharded(net(None), &comm, config, Batches::of_one(4));
         let before = comm.traffic();
@@ -152,7 +152,7 @@ pub fn bytes_of_replicas() {
             }
         }
         let scattered = traffic.operation(Operation::ReduceScatterSum);
-        assert_eq!([scattered.calls, scattered.sent], [4, divided as u64], "{config:?}");
+        assert_eq!([scattered.calls, scattered.sent], [weights, divided as u64], "{config:?}");
         // Also the loss.
         let summed = divided / shards + others + 4;
         assert_eq!(traffic.operation(Operation::AllReduceSum).sent, summed as u64, "{config:?}");
