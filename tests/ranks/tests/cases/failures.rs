@@ -73,8 +73,8 @@ impl ModuleMapper<B> for Changed {
     }
 }
 
-/// On four ranks: parts that are no whole blocks, a plan that names no module or another kind, a second division,
-/// parts of other ranks than the mesh's, a mesh without parts, and nothing to divide.
+/// On four ranks: parts that are no whole blocks, a plan that names no module or another kind, a second
+/// division, parts of other ranks than the mesh's, a mesh without parts, and nothing to divide.
 pub fn what_ranks_cannot_divide() {
     let (comm, device) = (world(), Default::default());
     refused(shard(shard(linear(64)).unwrap().0), &["linear is sharded already"]);

@@ -90,7 +90,8 @@ impl Ran {
         }
     }
 
-    /// Asserts that the job failed with this exit status and these words, soon after the first [`goes_wrong`].
+    /// Asserts that the job failed with this exit status and these words, soon after the first
+    /// [`goes_wrong`].
     pub fn ends(&self, code: i32, words: &[&str]) {
         self.fails_within(END);
         self.fails_with(words);

@@ -115,7 +115,7 @@ pub fn run(names: &[String]) {
         (case.run)();
         // The runner prints the others, which may have ended their communicator.
         if case.check.is_none() && world().rank() == 0 {
-            println!("test {name} on {} ranks ... ok ({:.1} s)", world().world_size(), begin.elapsed().as_secs_f64());
+            println!("test {name} on {} ranks ... ok ({:.1?})", world().world_size(), begin.elapsed());
         }
     }
 }
