@@ -350,7 +350,10 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
         (model, parallel) = (divided, Some(handle));
     }
     let (model, sharded) = Sharded::apply::<B, _>(model, comm, config.parallelism).map_err(ShardError::from)?;
-    writeln!(out, "{}", sharded.summary())?;
+    let summary = sharded.summary();
+    if summary.ranks * summary.replicas > 1 {
+        writeln!(out, "{summary}")?;
+    }
     let ranks = Ranks::new::<B, _>(sharded, parallel, &model);
     Ok((model, Some(ranks)))
 }
