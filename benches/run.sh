@@ -3,8 +3,8 @@
 #
 #   ./run.sh [first|second] [--seconds N] [--device cuda|wgpu] [--tiny] [--plan]
 #
-# `first` has 540 seconds, `second` 200. --plan prints the steps and their seconds, and ends. --tiny takes small shapes and leaves out
-# the steps without seconds of their own except `full`, to try the script.
+# `first` has 540 seconds, `second` 200. --plan prints the steps and their seconds, and ends. --tiny, to try the script, takes small shapes
+# and leaves out the checks without seconds of their own, and the measurements that `full` repeats.
 # CUDA_PATH: the toolkit to take, before all that are found. PYTHON: the Python with torch (python3). OUT: the folder for the results
 # (this one): one file, results-first.tar or results-second.tar, of at most 16 MiB, renewed every five seconds and after every step.
 # FLOAT8_PTX_CACHE: the folder for compiled kernels. Exit code 0 if nothing that ran was wrong, whether or not all ran; 2 without a
@@ -119,6 +119,7 @@ check() {
 bench() {
     local name=$1 own=$2 headers=$3 size=${small:-$4}
     shift 4
+    if [ "$tiny$part" = yesfirst ] && [ "$name" != full ]; then return; fi
     # Of a worker that was killed.
     [ "$plan" = yes ] || find "$cache" -name '*.lock' -delete
     on "$headers" "$gpu" --device "$device" bench --limit-seconds LEFT --json "$results/$name.json" --size "$size" \

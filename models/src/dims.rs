@@ -211,6 +211,7 @@ impl Dimensions {
             tie_word_embeddings: self.tie_word_embeddings,
             num_params: self.num_params(),
             num_active_params: self.num_active_params(),
+            has_experts: self.moe.is_some(),
         }
     }
 }

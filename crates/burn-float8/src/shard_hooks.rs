@@ -102,11 +102,6 @@ pub fn matching(field: &'static str, pattern: &str, names: &[String]) -> Result<
     matches(field, pattern, &infos)
 }
 
-/// Whether `Tensor::matmul` with the layer's weight runs in FP8.
-pub fn has_matmul(layer: &Layer) -> bool {
-    layer.has_matmul()
-}
-
 /// Whether both layers belong to the same application of a configuration.
 pub fn are_applied_together(one: &Layer, other: &Layer) -> bool {
     Arc::ptr_eq(one.applied(), other.applied())

@@ -38,7 +38,9 @@ pub struct ShardConfig {
     pub replicate: usize,
     /// Ranks that divide a copy. 1 keeps whole weights (DDP); -1 takes all the rest.
     pub shard: i64,
-    /// Ranks that divide each linear and read the same batches (tensor parallelism).
+    /// Ranks that divide each linear and read the same batches (tensor parallelism). They divide key
+    /// heads, the MLP's width and the vocabulary into multiples of 16, or of 128 with scales of blocks,
+    /// and the tokens of a sequence likewise. No sample is generated after training.
     pub tensor: usize,
     /// When a gathered weight is freed.
     pub reshard: Reshard,

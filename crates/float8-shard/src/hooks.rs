@@ -42,7 +42,7 @@ impl<B: Float8Backend> ShardHooks<B> for Sharding<B> {
             true => cache.get::<GatherCache<B>>().start(&sharding, &next),
             false => weight.try_cache().is_some_and(|mut cache| cache.get::<GatherCache<B>>().start(&sharding, &next)),
         };
-        if is_started {
+        if is_started && sharding.is_divided() {
             sharding.gathers_ahead.fetch_add(1, Relaxed);
         }
         gathered

@@ -13,6 +13,7 @@ use crate::config::{Mesh, Reshard, ShardConfig};
 use crate::error::ShardError;
 use crate::gradients::JOINED_ELEMENTS;
 use crate::place::module_of;
+use crate::shardable::{check_expert_blocks, check_matmul};
 use crate::sharding::{alignment, chunk};
 use crate::tensor_parallel::{Divisible, ParallelPlan, TensorStyle, check_weights, styles, token_alignment};
 
@@ -116,7 +117,8 @@ impl ShardPlan {
     /// # Errors
     ///
     /// The errors of [`Float8Config::apply`]; for `tensor`, of
-    /// [`TensorParallel::apply`](crate::TensorParallel::apply).
+    /// [`TensorParallel::apply`](crate::TensorParallel::apply); linears that
+    /// [`Sharded::apply`](crate::Sharded::apply) refuses.
     pub fn new<B: Backend, M: Module<B>>(
         model: &M,
         mesh: Mesh,
@@ -130,6 +132,7 @@ impl ShardPlan {
         let mut parameters = parameters::<B, M>(model, &styles, float8, is_trained)?;
         let matrices = parameters.iter().filter(|parameter| parameter.dims.len() == 2);
         check_weights(&matrices.filter_map(Planned::divisible).collect::<Vec<_>>(), &styles, mesh.tensor)?;
+        parameters.iter().try_for_each(|parameter| parameter.check(mesh, config))?;
         let (ranks, is_sum) = (mesh.shard, mesh.shard == 1 && mesh.replicate > 1);
         parameters.iter_mut().for_each(|parameter| parameter.divide(mesh.tensor));
         let divided = parameters.iter().filter(|parameter| parameter.style.is_some());
@@ -244,6 +247,19 @@ impl Planned {
         };
         let (info, align) = (LinearInfo { name: name.clone(), k: *k, n: *n }, alignment(self.policy.as_ref()));
         Some(Divisible { info, align, is_embedding: matches!(self.kind, Kind::Embedding(_)) })
+    }
+
+    /// Checks what [`Sharded::apply`](crate::Sharded::apply) checks of a linear.
+    fn check(&self, mesh: Mesh, config: ShardConfig) -> Result<(), ShardError> {
+        let (Some(policy), Some(Divisible { info, .. }), true) = (&self.policy, self.divisible(), mesh.ranks() > 1)
+        else {
+            return Ok(());
+        };
+        check_matmul(&info.name, policy)?;
+        match self.dims[..] {
+            [experts, _, _] if config.experts => check_expert_blocks(&info, policy, experts, mesh.shard),
+            _ => Ok(()),
+        }
     }
 
     /// Shape on a rank, before matrices are sharded.

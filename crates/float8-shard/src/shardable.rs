@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 use burn_float8::Float8Stack;
-use burn_float8::config::{Granularity, LinearInfo};
+use burn_float8::config::{Granularity, LinearInfo, Policy};
 use burn_float8::shard_hooks::{self, FoundLinear, linears, read_f32, visit_params};
 use burn_std::Slice;
 
@@ -92,20 +92,39 @@ fn check_experts<B: Float8Stack>(
     if !found.iter().any(has_experts) {
         return Err(ShardError::model("the model", " has no experts, which `experts` would divide"));
     }
-    for FoundLinear { info: LinearInfo { name, k, n }, weight, .. } in found {
+    for FoundLinear { info, weight, .. } in found {
         let layer = weight.as_ref().and_then(|weight| Some((B::layer(weight)?, weight.shape())));
         let Some((layer, shape)) = layer.filter(|(_, shape)| shape.num_dims() == 3) else { continue };
-        let has_squares = shard_hooks::weight_granularities(&shard_hooks::configured(&layer))
-            .contains(&Some(Granularity::Block128x128));
-        let chunk = chunk(shape[0], world.shard.size(), 1);
-        if has_squares && chunk < shape[0] && [k, n].into_iter().any(|len| !(chunk * len).is_multiple_of(BLOCK)) {
-            let reason = format!(
-                " has experts of {k} x {n}: {chunk} of them on a rank do not end where a block of {BLOCK} ends"
-            );
-            return Err(ShardError::model(name, reason));
-        }
+        check_expert_blocks(info, &shard_hooks::configured(&layer), shape[0], world.shard.size())?;
     }
     Ok(())
+}
+
+/// Checks that each rank's experts, of the weight of a grouped linear, end where squares of scales end.
+pub(crate) fn check_expert_blocks(
+    LinearInfo { name, k, n }: &LinearInfo,
+    policy: &Policy,
+    experts: usize,
+    ranks: usize,
+) -> Result<(), ShardError> {
+    let has_squares = shard_hooks::weight_granularities(policy).contains(&Some(Granularity::Block128x128));
+    let chunk = chunk(experts, ranks, 1);
+    if has_squares && chunk < experts && [k, n].into_iter().any(|len| !(chunk * len).is_multiple_of(BLOCK)) {
+        let reason =
+            format!(" has experts of {k} x {n}: {chunk} of them on a rank do not end where a block of {BLOCK} ends");
+        return Err(ShardError::model(name, reason));
+    }
+    Ok(())
+}
+
+/// Checks that `Tensor::matmul` does not read the weight in FP8.
+pub(crate) fn check_matmul(name: &str, policy: &Policy) -> Result<(), ShardError> {
+    match policy {
+        Policy::Float8(config) if config.matmul() => {
+            Err(ShardError::model(name, " is configured with `matmul`, and Tensor::matmul reads no sharded weight"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_own<B: Float8Stack, M: Module<B>>(
@@ -130,9 +149,7 @@ fn check_own<B: Float8Stack, M: Module<B>>(
             }
             is_divided = true;
         }
-        if linear.layer().is_some_and(|layer| shard_hooks::has_matmul(layer)) {
-            return refused(" is configured with `matmul`, and Tensor::matmul reads no sharded weight");
-        }
+        linear.layer().map_or(Ok(()), |layer| check_matmul(&linear.info.name, &shard_hooks::configured(layer)))?;
         check_dtype(&linear.info.name, weight.dtype())?;
     }
     if !is_divided {

@@ -51,8 +51,15 @@ pub type ParallelPlan = Vec<(String, TensorStyle)>;
 
 /// Handle to the ranks of a model with divided linears.
 ///
-/// Any model can have a plan. Its code does not change, except for sizes that it counts by rank, such
-/// as heads of attention.
+/// Any model can have a plan. Its code does not change, except for:
+///
+/// - Sizes that it counts by rank, such as heads of attention.
+/// - The loss of an output layer in [`Colwise`](TensorStyle::Colwise), whose logits are this rank's part of
+///   the vocabulary: [`burn_float8::nn::parallel_log_likelihood`]. A tied table needs
+///   [`burn_float8::nn::parallel_tokens`] before the product.
+///
+/// Every module with parameters that reads divided tokens, or this rank's heads, needs a style: without
+/// [`Sequence`](TensorStyle::Sequence) its gradients are of this rank's tokens, and ranks drift apart.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {

@@ -47,7 +47,7 @@ pub(crate) enum Mark {
     /// A rank-1 concatenation of flattened parameters, with weights in these ranges. L-BFGS builds
     /// one.
     Flattened(Arc<[(Range<usize>, Tag)]>),
-    /// Gradient of a weight shard, or a tensor computed from it, such as a moment.
+    /// Gradient of a shard or a part of a weight, or a tensor computed from it, such as a moment.
     ShardGradient(Arc<Layer>),
 }
 

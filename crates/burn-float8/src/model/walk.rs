@@ -71,7 +71,7 @@ impl Path {
     }
 
     /// Name of the linear that has the current parameter as its weight.
-    pub(super) fn linear_name(&self) -> String {
+    pub fn linear_name(&self) -> String {
         let Some(((field, _), parents)) = self.0.split_last() else { return String::new() };
         let mut names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
         // A custom type may have several weights.

@@ -12,12 +12,13 @@ use crate::backend::Float8Backend;
 use crate::layer::Mark;
 use crate::tensor::{Float8Tensor, Wrapped};
 
-/// Gradient of a parameter, marked with its layer if the parameter is a weight shard.
+/// Gradient of a parameter, marked with its layer if the parameter is a shard or a part of a weight.
 fn gradient<B: Float8Backend, W: Wrapped<Plain = B>>(
     of: &Float8Tensor<W>,
     gradient: FloatTensor<B>,
 ) -> Float8Tensor<B> {
-    Float8Tensor::new(gradient).with_mark(of.divided().cloned().map(Mark::ShardGradient))
+    let layer = of.divided().or_else(|| of.layer().filter(|layer| layer.parallel().is_some()));
+    Float8Tensor::new(gradient).with_mark(layer.cloned().map(Mark::ShardGradient))
 }
 
 macro_rules! autodiff_backend {

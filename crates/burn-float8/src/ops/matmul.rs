@@ -18,9 +18,9 @@ pub(super) fn matmul<W: Wrapped>(lhs: Float8Tensor<W>, rhs: Float8Tensor<W>) -> 
     if let Some(layer) = [&lhs, &rhs].into_iter().find_map(Float8Tensor::divided) {
         let layer = layer.name();
         panic!(
-            "{layer}: its weight is sharded, and Tensor::matmul would read this rank's rows of it, or of its gradient, as a whole matrix. \
-             A weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through \
-             float8_shard::full_tensor; an optimizer that multiplies gradients, such as Muon, does not work on shards"
+            "{layer}: ranks divide its weight, and Tensor::matmul would read this rank's part of it, or of its gradient, as a whole matrix. \
+             A sharded weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through \
+             float8_shard::full_tensor; an optimizer that multiplies gradients, such as Muon, does not work on parts"
         );
     }
     let _timer = operation("float_matmul");

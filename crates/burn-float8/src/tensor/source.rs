@@ -265,13 +265,15 @@ impl<W: Wrapped> Float8Tensor<W> {
         }
     }
 
-    /// Layer of the sharded weight, if this tensor is its shard or the shard's gradient.
+    /// Layer of the divided weight, if this tensor is its shard, or the gradient of its shard or part.
     pub(crate) fn divided(&self) -> Option<&Arc<Layer>> {
-        let layer = match self.mark() {
-            Some(Mark::Weight(Tag { layer, .. }) | Mark::ShardGradient(layer)) => layer,
-            _ => return None,
-        };
-        source_of::<W::Plain>(layer).filter(|source| source.layout().is_divided).map(|_| layer)
+        match self.mark() {
+            Some(Mark::Weight(Tag { layer, .. })) => {
+                source_of::<W::Plain>(layer).filter(|source| source.layout().is_divided).map(|_| layer)
+            }
+            Some(Mark::ShardGradient(layer)) => Some(layer),
+            _ => None,
+        }
     }
 }
 

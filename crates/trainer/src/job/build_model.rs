@@ -125,10 +125,12 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     out: &mut dyn Write,
 ) -> Result<A::Trained<B>> {
     let (dtype, facts) = (stored::<B, _>(config, device), Facts::of(config, &weights)?);
+    let input_scales = input_scales(config, &weights)?;
     let holds_codes = facts.is_fp8 && config.holds_codes();
     let weights = if holds_codes { weights.with_codes(&facts.float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
     let model = facts.apply::<B, _>(model, device, out)?;
+    set_input_scales::<B, _>(&model, &input_scales)?;
     if !holds_codes {
         return Ok(model);
     }
@@ -174,7 +176,6 @@ struct Facts<'a> {
     float8: Float8Config,
     notes: Vec<String>,
     histories: Option<&'a Float8State>,
-    input_scales: Vec<(String, f32)>,
 }
 
 impl<'a> Facts<'a> {
@@ -188,7 +189,6 @@ impl<'a> Facts<'a> {
             float8: config.float8(weights.dims()),
             notes: notes_on_files(config, weights)?,
             histories: weights.histories,
-            input_scales: if is_fp8 { weights.input_scales()? } else { vec![] },
         })
     }
 
@@ -208,7 +208,6 @@ impl<'a> Facts<'a> {
         let (model, summary) = self.float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
         writeln!(out, "{summary}")?;
         self.notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
-        set_input_scales::<B, _>(&model, &self.input_scales)?;
         if let Some(histories) = self.histories {
             histories.restore::<B, _>(&model)?;
         }
@@ -268,13 +267,21 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     Ok(notes)
 }
 
+/// Input scales of an FP8 folder, by path of the linear, for a run in FP8.
+pub(super) fn input_scales<S, C: ModelConfig>(
+    config: &RunConfig<S>,
+    weights: &Weights<'_, C>,
+) -> Result<Vec<(String, f32)>> {
+    if config.training.precision == Precision::Fp8 { weights.input_scales() } else { Ok(vec![]) }
+}
+
 /// Initializes the amax histories of linear inputs from the scales of a checkpoint, for delayed
-/// scaling.
+/// scaling, once the weights are loaded: newer weights would end the step that this begins.
 ///
 /// ```text
 /// amax = FMAX · input_scale, so that scale = FMAX / amax
 /// ```
-fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+pub(super) fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     model: &M,
     scales: &[(String, f32)],
 ) -> Result<(), Float8Error> {
@@ -290,7 +297,7 @@ fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
             let input = AmaxState { history, scaling_amax: Some(amax), observed: vec![] };
             let layer_state =
                 LayerState { delayed_scaling: Some(scaling), input: Some(input), ..LayerState::default() };
-            state.layers.insert(layer.name().into(), layer_state);
+            state.layers.insert(param.path.linear_name(), layer_state);
         }
     });
     if state.layers.is_empty() { Ok(()) } else { state.restore::<B, M>(model) }
@@ -350,7 +357,10 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
         (model, parallel) = (divided, Some(handle));
     }
     let (model, sharded) = Sharded::apply::<B, _>(model, comm, config.parallelism).map_err(ShardError::from)?;
-    writeln!(out, "{}", sharded.summary())?;
+    let summary = sharded.summary();
+    if summary.ranks * summary.replicas > 1 {
+        writeln!(out, "{summary}")?;
+    }
     let ranks = Ranks::new::<B, _>(sharded, parallel, &model);
     Ok((model, Some(ranks)))
 }

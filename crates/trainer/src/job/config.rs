@@ -309,8 +309,8 @@ impl<S: ModelSection> RunConfig<S> {
     pub(super) fn tensor_plan(&self, dims: &S::Config, ranks: usize) -> Result<ParallelPlan> {
         let tensor = self.parallelism.mesh(ranks)?.tensor;
         let (experts, size) = (self.parallelism.experts, dims.size());
-        let is_mixture = size.num_active_params < size.num_params;
-        require("parallelism.experts", experts, !experts || ranks == 1 || is_mixture, "the model has no experts")?;
+        let divides_none = experts && ranks > 1 && !size.has_experts;
+        require("parallelism.experts", experts, !divides_none, "the model has no experts")?;
         if tensor == 1 {
             return Ok(vec![]);
         }

@@ -92,7 +92,9 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     let (of, float8_config) = (config.parallelism, float8.as_ref());
     let plan = ShardPlan::new::<B, _>(&model, mesh, &tensor, of, float8_config, dtypes, &is_trained);
     let mut plan = match plan {
-        Err(error @ ShardError::Model { .. }) => bail!("parallelism.tensor = {}: {error}", mesh.tensor),
+        Err(error @ ShardError::Model { .. }) if mesh.tensor > 1 => {
+            bail!("parallelism.tensor = {}: {error}", mesh.tensor)
+        }
         plan => plan?,
     };
     config.check_tokens(plan.token_alignment, mesh.tensor)?;

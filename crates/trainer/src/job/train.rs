@@ -11,7 +11,10 @@ use burn_float8::{Float8Error, Float8Stack};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ParallelPlan, ShardBackend};
 
-use super::build_model::{adapt, check_storage, compute_dtype, dimensions, prepare, prepare_outline, shard, stored};
+use super::build_model::{
+    adapt, check_storage, compute_dtype, dimensions, input_scales, prepare, prepare_outline, set_input_scales, shard,
+    stored,
+};
 use super::config::RunConfig;
 use super::finish::{Outcome, finish};
 use super::text::Text;
@@ -174,8 +177,10 @@ impl<S: ModelSection, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Rea
         let (mut model, ranks) = shard::<B, _, _>(config, model, &plan, comm, run.out)?;
         if let Some(weights) = weights {
             let (matrices, codes) = (stored::<B, _>(config, run.device), config.holds_codes());
+            let input_scales = input_scales(config, &weights);
             let loaded = weights.load_shards::<B, _>(model, matrices, codes, &run.progress, run.out);
             model = all_or_none(comm, "the model", loaded)?;
+            set_input_scales::<B, _>(&model, &all_or_none(comm, "the scales of inputs", input_scales)?)?;
         }
         let mut steps = Steps::new(config.steps(), model, self.batches, ranks)?;
         if let Some(saved) = saved {

@@ -141,6 +141,8 @@ pub struct ModelSize {
     pub num_params: usize,
     /// Number of parameters used per token: fewer than all in a mixture of experts.
     pub num_active_params: usize,
+    /// Whether the model is a mixture of experts.
+    pub has_experts: bool,
 }
 
 /// Dimensions of a model, and their form in Hugging Face's `config.json`.

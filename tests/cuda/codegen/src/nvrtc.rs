@@ -18,7 +18,7 @@ use crate::ptxas::Version;
 pub struct Nvrtc {
     /// Unused libraries. NVRTC compiles one program at a time for all threads, but a copy of its
     /// file loads as a separate library.
-    free: Mutex<Vec<Library>>,
+    free: Mutex<Vec<Loaded>>,
     freed: Condvar,
     /// Builtins that NVRTC would search next to its file, which a copy lacks.
     _builtins: Vec<Library>,
@@ -29,10 +29,16 @@ pub struct Nvrtc {
     file: (u64, Option<SystemTime>),
 }
 
+/// Library, and a folder for its precompiled headers, which no other process or thread can read.
+struct Loaded {
+    library: Library,
+    folder: TempDir,
+}
+
 /// Maximum number of libraries; there is at most one per core.
 const MOST_LIBRARIES: usize = 4;
 
-/// Headers that CubeCL includes with TMA. NVRTC needs four seconds to read them.
+/// Headers that CubeCL includes with TMA. NVRTC needs over a second to read them, a tenth of that if they are precompiled.
 const SLOW_HEADERS: [&str; 3] = ["cooperative_groups.h", "cooperative_groups/memcpy_async.h", "cuda/barrier"];
 
 /// Removes those headers from `source` if it does not use them. Only the line numbers change.
@@ -82,10 +88,7 @@ impl Nvrtc {
         let path = path.ok_or_else(|| format!("{}: no lib/{}", root.display(), names.join(", ")))?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let builtins = beside(&path, "libnvrtc-builtins.so").iter().map(|path| open(path)).collect::<Result<_, _>>()?;
-        let mut libraries = vec![open(&path)?];
-        for _ in 1..cores.min(MOST_LIBRARIES) {
-            libraries.push(open_copy(&path)?);
-        }
+        let libraries = (0..cores.min(MOST_LIBRARIES)).map(|_| open_copy(&path)).collect::<Result<_, _>>()?;
         let fail = |error: std::io::Error| format!("{}: {error}", path.display());
         let file = path.metadata().map_err(fail)?;
         let test = std::env::current_exe().map_err(fail)?;
@@ -110,7 +113,7 @@ impl Nvrtc {
     /// The library does not report it.
     pub fn release(&self) -> Result<Version, String> {
         // SAFETY: the signature is from nvrtc.h.
-        self.with_library(|library| unsafe {
+        self.with_library(|Loaded { library, .. }| unsafe {
             let version: Symbol<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int> =
                 symbol(library, b"nvrtcVersion\0")?;
             let (mut major, mut minor) = (0, 0);
@@ -146,7 +149,7 @@ impl Nvrtc {
     }
 
     /// Runs `compile` with exclusive use of a library.
-    fn with_library<T>(&self, compile: impl FnOnce(&Library) -> T) -> T {
+    fn with_library<T>(&self, compile: impl FnOnce(&Loaded) -> T) -> T {
         let free = self.free.lock().expect("nothing panics here");
         let library = self.freed.wait_while(free, |free| free.is_empty()).expect("nothing panics here").pop();
         let library = library.expect("waited for");
@@ -177,7 +180,7 @@ impl Nvrtc {
     /// Compiles `source`, then fetches the result with the two functions.
     fn compile_anew(&self, source: &str, arch: &str, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
         let root = self.root.display();
-        let options = [
+        let mut options = vec![
             format!("--gpu-architecture={arch}"),
             format!("--include-path={root}/include"),
             format!("--include-path={root}/include/cccl"),
@@ -185,11 +188,16 @@ impl Nvrtc {
             // Makes the log include ptxas warnings.
             "--ptxas-options=-v".into(),
         ];
-        let options = options.map(|option| CString::new(option).expect("no NUL in a path"));
-        let source = CString::new(without_unused(source)).map_err(|error| error.to_string())?;
+        let source = without_unused(source);
+        let is_slow = SLOW_HEADERS.iter().any(|header| source.contains(header));
+        let source = CString::new(source).map_err(|error| error.to_string())?;
         // SAFETY: the signatures are from nvrtc.h. Every pointer outlives its call, and buffers
         // have the sizes that NVRTC reports.
-        self.with_library(|library| unsafe {
+        self.with_library(|Loaded { library, folder }| unsafe {
+            if is_slow {
+                options.extend(["--pch".into(), format!("--pch-dir={}", folder.path().display())]);
+            }
+            let options: Vec<_> = options.into_iter().map(|o| CString::new(o).expect("no NUL in a path")).collect();
             let create: Symbol<
                 unsafe extern "C" fn(
                     *mut Program,
@@ -210,7 +218,7 @@ impl Nvrtc {
             if status != 0 {
                 return Err(format!("nvrtcCreateProgram: {status}"));
             }
-            let pointers = options.each_ref().map(|option| option.as_ptr());
+            let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
             let status = compile(program, pointers.len() as c_int, pointers.as_ptr());
             let log = fetch(library, program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;
             let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "no log".into(), CStr::to_string_lossy);
@@ -238,13 +246,13 @@ fn beside(path: &Path, name: &str) -> Vec<PathBuf> {
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(name)).map(|entry| entry.path()).collect()
 }
 
-/// Loads a copy of the library. The copied file is deleted afterwards.
-fn open_copy(path: &Path) -> Result<Library, String> {
+/// Loads a copy of the library, which is deleted afterwards.
+fn open_copy(path: &Path) -> Result<Loaded, String> {
     let fail = |error| format!("copying {}: {error}", path.display());
     let folder = TempDir::new().map_err(fail)?;
     let copy = folder.path().join("libnvrtc.so");
     std::fs::copy(path, &copy).map_err(fail)?;
-    open(&copy)
+    Ok(Loaded { library: open(&copy)?, folder })
 }
 
 /// Fetches a result of NVRTC with its size and bytes functions.
