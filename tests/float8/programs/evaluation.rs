@@ -1,18 +1,19 @@
 //! Evaluations of the model, of an average or of a target network between forward and backward
 //! change nothing. Losses, amax histories and samples equal a run without them, bit for bit.
 use burn::module::{AutodiffModule, Module};
-use burn::nn::Linear;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::{
     Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, begin_float8_step, report::LayerReport,
+    report::OperandHealth,
 };
 
 use crate::programs::support::models::{Attention, D};
 use crate::programs::support::{
     B, F8, applied, bits, float8_calls, mean_square, own_report, tensor, unrelated_backward, with_parameters,
 };
+use crate::support::updated;
 
 const STEPS: u64 = 4;
 
@@ -21,35 +22,19 @@ fn x<A: Backend>(seed: u64) -> Tensor<A, 3> {
     tensor::<A, 3>([2, 4, D], seed) * (1.0 + seed as f32)
 }
 
-/// `average ← 0.9 · average + 0.1 · model`, parameter by parameter, like an exponential moving
-/// average.
-fn follow(average: Attention<B>, model: &Attention<B>) -> Attention<B> {
-    let mix = |average: Linear<B>, model: &Linear<B>| {
-        let new = model.weight.val().detach() * 0.1;
-        Linear { weight: average.weight.map(|old| (old.detach() * 0.9 + new).set_require_grad(false)), ..average }
-    };
-    let Attention { embed, q, k, v, o } = average;
-    let [q, k, v] = [(q, &model.q), (k, &model.k), (v, &model.v)].map(|(average, model)| mix(average, model));
-    Attention { embed: mix(embed, &model.embed), q, k, v, o: mix(o, &model.o) }
-}
-
 /// Results of a run.
 #[derive(Debug, Default, PartialEq)]
 struct Run {
     losses: Vec<u32>,
     state: Float8State,
     /// Health statistics of all operands of each layer, after each step.
-    samples: Vec<String>,
+    samples: Vec<[[Option<OperandHealth>; 2]; 3]>,
     /// FP8 calls of dgrad and wgrad of each layer.
     backward_calls: Vec<[u64; 2]>,
 }
 
-fn samples(layers: &[LayerReport]) -> String {
-    let health = |l: &LayerReport| {
-        let gemms = l.gemms().map(|(gemm, g)| format!("{gemm}: {:?}", g.operands.each_ref().map(|o| &o.health)));
-        format!("{} {}", l.name, gemms.join(" "))
-    };
-    layers.iter().map(health).collect::<Vec<_>>().join("\n")
+fn samples(layer: &LayerReport) -> [[Option<OperandHealth>; 2]; 3] {
+    layer.gemms().map(|(_, gemm)| gemm.operands.each_ref().map(|operand| operand.health.clone()))
 }
 
 /// Time of an evaluation in a step.
@@ -69,7 +54,7 @@ enum Place {
     AfterStep,
 }
 
-/// Evaluates the model or its average, on other data or on the batch itself.
+/// Evaluates the model, or other weights of its layers, on other data or on the batch itself.
 type Evaluate = fn(&Attention<B>, &Attention<B>, u64);
 
 /// Two micro-batches per step. Steps may begin manually.
@@ -103,9 +88,9 @@ fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Plac
             accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
         }
         evaluate_at(Place::BeforeStep, &model, &average, step);
-        run.samples.push(samples(&own_report(&model).layers));
+        run.samples.extend(own_report(&model).layers.iter().map(samples));
         model = optimizer.step(1e-2, model, accumulator.grads());
-        average = follow(average, &model);
+        average = updated(average).no_grad();
         evaluate_at(Place::AfterStep, &model, &average, step);
     }
     run.state = Float8State::export(&model);

@@ -10,7 +10,8 @@ use burn_float8::{Float8Config, Float8Error, Float8State, Recipe, begin_float8_s
 use crate::programs::support::models::Mlp;
 use crate::programs::support::{B, F8, applied, bits, float8_calls, layer_of, own_report, with_parameters, x};
 
-fn quantizer<A: Backend>() -> Quantizer {
+/// Quantizes to Q8S, with one scale for a tensor.
+pub fn quantizer<A: Backend>() -> Quantizer {
     let scheme = <QuantizedTensor<A> as QTensorPrimitive>::default_scheme()
         .with_value(QuantValue::Q8S)
         .with_level(QuantLevel::Tensor)

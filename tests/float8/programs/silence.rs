@@ -45,7 +45,7 @@ fn program() {
     panic_of(wide);
     drop(std::panic::take_hook());
     let folder = tempfile::tempdir().unwrap();
-    fit(trainable(&Float8Config::new(Recipe::Delayed), 1), folder.path(), 2, 1e-2, |training| training);
+    fit(trainable(&Float8Config::new(Recipe::Delayed), 1), folder.path(), 2, |training| training);
 
     let logged = LOGGER.0.lock().unwrap();
     let summary = "Applied Float8: recipe=delayed, 1 of 2 linears; skipped: second (filter \"second\")";

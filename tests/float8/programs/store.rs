@@ -1,14 +1,12 @@
 //! burn-store: a converted model saves and loads snapshots in either format, and its layers keep
 //! their precision.
-use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
-use burn_float8::{Float8Config, Float8State, Recipe};
+use burn_float8::{Float8Config, Recipe};
 use burn_store::{BurnpackStore, HalfPrecisionAdapter, ModuleSnapshot, ModuleStore, SafetensorsStore};
 
 use crate::programs::support::models::Attention;
 use crate::programs::support::{
-    B, F8, Plain, applied, bits, float8_calls, high_precision_calls, layer, mean_square, own_report, train,
-    with_parameters, x3,
+    B, Plain, applied, bits, calls, float8_calls, layer, mean_square, own_report, train, with_parameters, x3,
 };
 
 fn config(recipe: Recipe) -> Float8Config {
@@ -43,16 +41,10 @@ where
     for l in &own_report(&model).layers {
         // Forward twice, backward once.
         let ran = [2, u64::from(l.name != "embed"), 1];
-        let calls = if l.name == "k" { [[0; 3], ran] } else { [ran, [0; 3]] };
-        assert_eq!([float8_calls(l), high_precision_calls(l)], calls, "{name}: {}", l.name);
+        let expected = if l.name == "k" { [[0; 3], ran] } else { [ran, [0; 3]] };
+        assert_eq!(calls(l), expected, "{name}: {}", l.name);
     }
     own_report(&model).verify().unwrap();
-    // It continues to train, and its copy without autodiff works.
-    let (model, losses) = train(model, 0..2, |m, step| mean_square(m.forward(x3(step))));
-    assert!(losses.iter().all(|loss| loss.is_finite()));
-    model.valid().forward(x3::<F8>(1));
-    assert_eq!(float8_calls(layer(&own_report(&model), "k")), [0; 3], "{name}");
-    assert!(Float8State::export(&model).step >= 2, "{name}");
 }
 
 #[test]
