@@ -121,15 +121,15 @@ fn files_say_all_that_code_can() {
         .with_emulate(true)
         .with_force_recompute_fp8_weight_in_bwd(true)
         .with_delayed_scaling(delayed);
-    let in_another_order = Float8LinearConfig::new(Recipe::Rowwise)
-        .with_delayed_scaling(delayed)
-        .with_force_recompute_fp8_weight_in_bwd(true)
-        .with_emulate(true)
-        .with_scale_calculation_mode(ScaleCalculationMode::Floor)
-        .with_round_scales_to_power_of_2(false)
-        .with_use_fast_accum(Gemm::Fprop, true)
-        .with_casts(casts);
-    assert_eq!(linear, in_another_order);
+    // The order of builders does not matter.
+    let new = || Float8LinearConfig::new(Recipe::Mxfp8);
+    let mode = ScaleCalculationMode::Floor;
+    let one =
+        new().with_delayed_scaling(delayed).with_scale_calculation_mode(mode).with_emulate(true).with_casts(casts);
+    assert_eq!(
+        one,
+        new().with_casts(casts).with_emulate(true).with_scale_calculation_mode(mode).with_delayed_scaling(delayed)
+    );
     let fallback = FallbackConfig { min_sqnr_db: Some(20.0), to: FallbackTo::Rowwise, ..FallbackConfig::default() };
     let built = Float8Config::from(linear)
         .with_filter_fqns(["head"])

@@ -9,7 +9,7 @@ use burn_float8::{
     report::OperandHealth,
 };
 
-use crate::programs::support::models::{Attention, D};
+use crate::programs::support::models::{Block, D};
 use crate::programs::support::{
     B, F8, applied, bits, float8_calls, mean_square, own_report, tensor, unrelated_backward, with_parameters,
 };
@@ -55,16 +55,16 @@ enum Place {
 }
 
 /// Evaluates the model, or other weights of its layers, on other data or on the batch itself.
-type Evaluate = fn(&Attention<B>, &Attention<B>, u64);
+type Evaluate = fn(&Block<B>, &Block<B>, u64);
 
 /// Two micro-batches per step. Steps may begin manually.
 fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Place)>) -> Run {
     let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
-    let mut model: Attention<B> = applied(&config, Attention::new());
+    let mut model: Block<B> = applied(&config, Block::new());
     let mut average = model.clone().no_grad();
-    let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
+    let mut optimizer = AdamWConfig::new().init::<B, Block<B>>();
     let mut run = Run::default();
-    let evaluate_at = |place, model: &Attention<B>, average: &Attention<B>, seed| {
+    let evaluate_at = |place, model: &Block<B>, average: &Block<B>, seed| {
         if let Some((evaluate, _)) = evaluation.filter(|(_, at)| *at == place) {
             evaluate(model, average, seed);
         }
@@ -179,16 +179,16 @@ fn evaluating_leaves_no_trace_where_steps_begin_manually() {
 #[test]
 fn a_model_that_is_evaluated_holds_one_copy_of_each_weight() {
     // The inputs of this thread's last linears stay alive.
-    let flush = || drop(applied::<F8, _>(&Float8Config::tensorwise(), Attention::new()).forward(x(9)));
+    let flush = || drop(applied::<F8, _>(&Float8Config::tensorwise(), Block::new()).forward(x(9)));
     for (recipe, recomputes) in [Recipe::Tensorwise, Recipe::Rowwise].into_iter().flat_map(|r| [(r, true), (r, false)])
     {
         let linear = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(recomputes);
         let config = Float8Config::from(linear).with_statistics(StatisticsConfig::every(1));
-        let new = applied::<B, _>(&config, Attention::new());
-        let trained = applied::<B, _>(&config, Attention::new());
+        let new = applied::<B, _>(&config, Block::new());
+        let trained = applied::<B, _>(&config, Block::new());
         let grads = GradientsParams::from_grads(trained.forward(x(1)).mean().backward(), &trained);
         let trained = AdamWConfig::new().init().step(0.01, trained, grads);
-        let below = applied::<F8, _>(&config, Attention::new());
+        let below = applied::<F8, _>(&config, Block::new());
         for (model, is_new) in [(trained.valid(), false), (new.valid(), true), (below, true)] {
             let before: Vec<_> = own_report(&model).layers.iter().map(|l| l.casts[1]).collect();
             (0..5).for_each(|token| drop(model.forward(x::<F8>(token))));
@@ -202,6 +202,6 @@ fn a_model_that_is_evaluated_holds_one_copy_of_each_weight() {
         let frozen = new.no_grad();
         frozen.forward(x(1));
         flush();
-        assert_eq!(own_report(&frozen).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 5]);
+        assert_eq!(own_report(&frozen).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 7]);
     }
 }

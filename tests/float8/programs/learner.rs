@@ -7,9 +7,6 @@ use burn_train::{ExecutionStrategy, MultiDeviceOptim};
 use crate::programs::support::learner::{fit, trainable};
 use crate::programs::support::{B, float8_calls, own_report};
 
-/// 12 rows in batches of 3.
-const STEPS: u64 = 4;
-
 /// One device, and two workers on one CPU, whose losses arrive in any order.
 #[test]
 fn the_learner_trains() {
@@ -32,7 +29,7 @@ fn the_learner_trains() {
         }
         report.verify().unwrap();
         // The last validation has begun the next step.
-        assert_eq!(Float8State::export(&trained.net).step, 5 * STEPS / devices as u64 + 1, "{recipe}");
+        assert_eq!(Float8State::export(&trained.net).step, 5 * 4 / devices as u64 + 1, "{recipe}");
         (train, valid)
     };
     for (recipe, devices) in [Recipe::Tensorwise, Recipe::Delayed].into_iter().flat_map(|r| [(r, 1), (r, 2)]) {

@@ -9,21 +9,21 @@ use burn::optim::{
 use burn::tensor::Tensor;
 use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 
-use crate::programs::support::models::Attention;
+use crate::programs::support::models::{Block, input};
 use crate::programs::support::{
-    B, Plain, applied, bits, calls, constant, dw, float8_calls, own_report, to_target, values, with_parameters, x3,
+    B, Plain, applied, bits, calls, constant, dw, float8_calls, own_report, to_target, values, with_parameters,
 };
 
-fn loss(model: &Attention<B>) -> Tensor<B, 1> {
-    to_target(model.forward(x3(1)))
+fn loss(model: &Block<B>) -> Tensor<B, 1> {
+    to_target(model.forward(input(1)))
 }
 
 /// Trains a converted model with one filtered layer, and checks that every linear keeps its
 /// precision.
-fn keeps_every_layer<O: Optimizer<Attention<B>, B>>(name: &str, mut optimizer: O) {
+fn keeps_every_layer<O: Optimizer<Block<B>, B>>(name: &str, mut optimizer: O) {
     const STEPS: u64 = 3;
     let config = Float8Config::tensorwise().with_filter_fqns(["k"]).with_strict(true);
-    let mut model: Attention<B> = applied(&config, Attention::new());
+    let mut model: Block<B> = applied(&config, Block::new());
     let before = bits(model.v.weight.val());
     for _ in 0..STEPS {
         let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
@@ -33,7 +33,7 @@ fn keeps_every_layer<O: Optimizer<Attention<B>, B>>(name: &str, mut optimizer: O
     assert_kept(name, &model, STEPS);
 }
 
-fn assert_kept(name: &str, model: &Attention<B>, uses: u64) {
+fn assert_kept(name: &str, model: &Block<B>, uses: u64) {
     let report = own_report(model);
     for l in &report.layers {
         let expected = if l.name == "k" { [0, uses] } else { [uses, 0] };
@@ -62,7 +62,7 @@ fn layers_survive_optimizers() {
 fn lbfgs() {
     for line_search in [LineSearchFn::None, LineSearchFn::StrongWolfe] {
         let config = Float8Config::tensorwise().with_filter_fqns(["k"]);
-        let mut model: Attention<B> = applied(&config, Attention::new());
+        let mut model: Block<B> = applied(&config, Block::new());
         let lbfgs = LBFGSConfig::new().with_max_iter(4).with_line_search_fn(line_search);
         let mut optimizer = lbfgs.init::<B>();
         let (mut calls, mut losses) = (0, vec![]);
@@ -86,12 +86,12 @@ fn lbfgs() {
 #[test]
 fn muon() {
     let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
-    let mut model: Attention<B> = applied(&Float8Config::from(linear).with_strict(true), Attention::new());
-    let mut plain: Attention<Plain> = with_parameters(Attention::new(), 1);
+    let mut model: Block<B> = applied(&Float8Config::from(linear).with_strict(true), Block::new());
+    let mut plain: Block<Plain> = with_parameters(Block::new(), 1);
     let (mut ours, mut burns) = (MuonConfig::new().init(), MuonConfig::new().init());
     for _ in 0..4 {
         let penalty = model.linears().map(|l| l.weight.val().powf_scalar(2.0).sum());
-        let penalty = penalty.into_iter().reduce(|a, b| a + b).expect("five");
+        let penalty = penalty.into_iter().reduce(|a, b| a + b).expect("seven");
         let grads = (loss(&model) + penalty * 1e-2).backward();
         let mut same = GradientsParams::new();
         for (l, plain) in model.linears().into_iter().zip(plain.linears()) {

@@ -10,27 +10,25 @@ use crate::programs::support::{B, applied, assert_falls, layer_of, panic_of, ten
 /// Trains with panics from `interrupt`, and expects the results of a run without it.
 fn survives(recipe: Recipe, interrupt: fn(&Mlp<B>)) {
     let config = Float8Config::new(recipe).with_strict(true).with_statistics(StatisticsConfig::every(1));
-    let run = |interrupt: Option<fn(&Mlp<B>)>| {
+    let run = |disturb: &dyn Fn(&Mlp<B>)| {
         let model: Mlp<B> = applied(&config, Mlp::new());
+        // Before forward, and between forward and backward.
         let (model, losses) = train(model, 0..12, |m, step| {
-            if let Some(interrupt) = interrupt {
-                panic_of(|| interrupt(m));
-            }
+            disturb(m);
             let loss = to_target(m.forward(x(step % 2)));
-            if let Some(interrupt) = interrupt {
-                // Also between forward and backward, and on another thread.
-                panic_of(|| interrupt(m));
-                let copy = m.clone();
-                let thread = std::thread::spawn(move || interrupt(&copy));
-                assert!(thread.join().is_err());
-            }
+            disturb(m);
             loss
         });
-        let losses_bits: Vec<_> = losses.iter().map(|loss| loss.to_bits()).collect();
         assert_falls(&losses);
-        (losses_bits, Float8State::export(&model), layer_of(&model, "second").fprop.emulated)
+        let losses: Vec<_> = losses.into_iter().map(f32::to_bits).collect();
+        (losses, Float8State::export(&model), layer_of(&model, "second").fprop.emulated)
     };
-    assert_eq!(run(Some(interrupt)), run(None), "{recipe}");
+    let disturbed = run(&|m| {
+        panic_of(|| interrupt(m));
+        let copy = m.clone();
+        assert!(std::thread::spawn(move || interrupt(&copy)).join().is_err());
+    });
+    assert_eq!(disturbed, run(&|_| ()), "{recipe}");
 }
 
 #[test]

@@ -7,10 +7,10 @@ use burn_float8::{
     without_float8,
 };
 
-use crate::programs::support::models::{Attention, Mlp};
+use crate::programs::support::models::{Block, Mlp, input};
 use crate::programs::support::{
-    B, F8, Plain, applied, bits, calls, dw, float8_calls, layer, layer_of, mean_square, own_report, panic_of, train,
-    with_parameters, x, x3,
+    B, F8, Plain, applied, bits, calls, dw, float8_calls, layer_of, mean_square, own_report, panic_of, train,
+    with_parameters, x,
 };
 
 /// y and the gradient of `first` without FP8.
@@ -26,30 +26,26 @@ fn forward_backward<A: AutodiffBackend>(model: &Mlp<A>) -> [Vec<u32>; 2] {
 
 #[test]
 fn a_submodule_is_switched_off() {
-    let [model, other] = [(); 2].map(|()| applied::<B, Attention<B>>(&Float8Config::tensorwise(), Attention::new()));
-    let run = |m: &Attention<B>| drop(m.forward(x3(1)).mean().backward());
+    let [model, other] = [(); 2].map(|()| applied::<B, Block<B>>(&Float8Config::tensorwise(), Block::new()));
+    let run = |m: &Block<B>| drop(m.forward(input(1).require_grad()).mean().backward());
+    let float8 = |m: &Block<B>| ["q", "k", "o"].map(|name| float8_calls(&layer_of(m, name)));
     set_float8_enabled(&model.q, false);
     run(&model);
     // Another model with the same configuration is not affected.
     run(&other);
-    assert_eq!(float8_calls(&layer_of(&other, "q")), [1; 3]);
-    let report = own_report(&model);
-    assert_eq!(calls(layer(&report, "q")), [[0; 3], [1; 3]]);
-    assert_eq!(layer(&report, "q").fprop.reason.as_deref(), Some("precision schedule"));
-    for name in ["k", "v", "o"] {
-        assert_eq!(calls(layer(&report, name)), [[1; 3], [0; 3]], "{name}");
-    }
+    assert_eq!((float8(&model), float8(&other)), ([[0; 3], [1; 3], [1; 3]], [[1; 3]; 3]));
+    let q = layer_of(&model, "q");
+    assert_eq!((calls(&q)[1], q.fprop.reason.as_deref()), ([1; 3], Some("precision schedule")));
     // Clones and `valid` copies share the switch; the rest of the model does not.
     run(&model.clone());
-    model.valid().forward(x3(1));
-    assert_eq!(float8_calls(&layer_of(&model, "q")), [0; 3]);
-    assert_eq!(float8_calls(&layer_of(&model, "k")), [3, 2, 2]);
+    model.valid().forward(input(1));
+    assert_eq!(float8(&model), [[0; 3], [3, 2, 2], [3, 2, 2]]);
     set_float8_enabled(&model.valid().q, true);
     run(&model);
-    assert_eq!(float8_calls(&layer_of(&model, "q")), [1; 3]);
+    assert_eq!(float8(&model)[0], [1; 3]);
     set_float8_enabled(&model, false);
     run(&model);
-    assert_eq!(["q", "k", "v", "o"].map(|name| float8_calls(&layer_of(&model, name))[0]), [1, 4, 4, 4]);
+    assert_eq!(float8(&model).map(|calls| calls[0]), [1, 4, 4]);
 }
 
 /// A copy in high precision, for evaluations or as a baseline, leaves the FP8 model unchanged.

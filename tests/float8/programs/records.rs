@@ -5,7 +5,7 @@ use burn::record::{
     BinFileRecorder, BinGzFileRecorder, DoublePrecisionSettings, FileRecorder, FullPrecisionSettings,
     HalfPrecisionSettings, JsonGzFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder, PrettyJsonFileRecorder,
 };
-use burn_float8::{Float8Config, Float8State, Recipe};
+use burn_float8::{Float8Config, Float8Error, Float8State, Float8StateModule, Recipe};
 
 use crate::programs::support::learner::{Trainable, trainable};
 use crate::programs::support::models::Mlp;
@@ -56,18 +56,16 @@ fn through_file<R: FileRecorder<B>, M: Module<B>>(recorder: R, [trained, new]: [
 /// without names a missing field shifts all others.
 #[test]
 fn the_state_goes_through_every_recorder() {
-    fn through<R: FileRecorder<B>>(recorder: R) {
-        let models = || [trained(), new(2)];
-        through_file(recorder.clone(), models(), |model| &model.net);
-        // The state may come last.
-        through_file(recorder, models().map(|model| (model.net, model.float8)), |model| &model.0);
-    }
-    through(NamedMpkFileRecorder::<HalfPrecisionSettings>::new());
-    through(NamedMpkGzFileRecorder::<DoublePrecisionSettings>::new());
-    through(PrettyJsonFileRecorder::<FullPrecisionSettings>::new());
-    through(JsonGzFileRecorder::<FullPrecisionSettings>::new());
-    through(BinFileRecorder::<FullPrecisionSettings>::new());
-    through(BinGzFileRecorder::<HalfPrecisionSettings>::new());
+    let models = || [trained(), new(2)];
+    through_file(NamedMpkFileRecorder::<HalfPrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(NamedMpkGzFileRecorder::<DoublePrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(PrettyJsonFileRecorder::<FullPrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(JsonGzFileRecorder::<FullPrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(BinFileRecorder::<FullPrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(BinGzFileRecorder::<HalfPrecisionSettings>::new(), models(), |m| &m.net);
+    // The state may come after the model's parameters.
+    let models = models().map(|m| (m.net, m.float8));
+    through_file(NamedMpkFileRecorder::<FullPrecisionSettings>::new(), models, |m| &m.0);
 }
 
 /// The state's module supports the usual operations on modules.
@@ -83,4 +81,6 @@ fn the_state_is_a_module_like_others() {
     assert_eq!(Module::<B>::num_params(&model), Module::<B>::num_params(&model.net), "it has no parameters");
     let back = Trainable::<B>::from_inner(inner);
     assert_eq!(Float8State::export(&back.net).step, Float8State::export(&model.net).step);
+    // There is no state before a configuration is applied.
+    assert_eq!(Float8StateModule::new(&Mlp::<B>::new()).unwrap_err(), Float8Error::NotApplied);
 }

@@ -25,13 +25,13 @@ fn linear<A: Backend>() -> Linear<A> {
     with_parameters(LinearConfig::new(K, N).init(&Default::default()), 5)
 }
 
-fn grouped<A: Backend>() -> Vec<u32> {
+fn grouped<A: Backend>() -> Vec<f32> {
     let (x, w) = (tensor::<A, 2>([7, K], 1), tensor::<A, 3>([2, K, N], 2));
-    bits(grouped_linear(x, w, Tensor::from_ints([3, 7], &Default::default())))
+    values(grouped_linear(x, w, Tensor::from_ints([3, 7], &Default::default())))
 }
 
-fn run<A: Backend>(linear: &Linear<A>) -> Vec<u32> {
-    bits(linear.forward(tensor::<A, 2>([7, K], 1)))
+fn run<A: Backend>(linear: &Linear<A>) -> Vec<f32> {
+    values(linear.forward(tensor::<A, 2>([7, K], 1)))
 }
 
 fn gradients(linear: &Linear<B>) -> [Vec<u32>; 2] {
@@ -53,9 +53,8 @@ fn lost() -> Float8Error {
     Float8Error::UntaggedLinears { linears: 2, names: "first, second".into() }
 }
 
-fn near(float8: &[u32], plain: &[u32]) -> bool {
-    let floats = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
-    let error = relative_error(&floats(float8), &floats(plain));
+fn near(float8: &[f32], plain: &[f32]) -> bool {
+    let error = relative_error(float8, plain);
     error > 0.0 && error < 0.2
 }
 
@@ -166,9 +165,9 @@ fn lost_layers_are_named() {
         let bytes = recorder.record(valid.clone().into_record(), ()).unwrap();
         let loaded: Mlp<F8> = Mlp::new().load_record(recorder.load(bytes, &Default::default()).unwrap());
         let quantized = valid.clone().quantize_weights(&mut quantizer::<F8>());
-        for lost in [loaded, quantized] {
-            lost.forward(tensor::<F8, 2>([3, D], 1));
-            let found = report(&lost);
+        for model in [loaded, quantized] {
+            model.forward(tensor::<F8, 2>([3, D], 1));
+            let found = report(&model);
             assert_eq!(found.untagged, ["first", "second"]);
             assert_eq!(found.verify().unwrap_err(), lost());
             assert!(found.to_string().contains("first carries no layer"), "{found}");

@@ -14,9 +14,9 @@ use burn_float8::{
 };
 pub use test_data::{panic_of, relative_error};
 
-use crate::support::operand;
 pub use crate::support::operand::values;
 pub use crate::support::{mean_square, train};
+use crate::support::{normal, operand};
 
 /// FP8 backend.
 pub type B = Float8<Autodiff<Flex>>;
@@ -25,24 +25,14 @@ pub type F8 = Float8<Flex>;
 /// Autodiff without FP8.
 pub type Plain = Autodiff<Flex>;
 
-/// `n` approximately normal values; seeds start at 0.
-pub fn normal(n: usize, seed: u64) -> Vec<f32> {
-    test_data::normal(n, seed + 1)
-}
-
 /// Normal tensor on the default device, the same for every backend.
 pub fn tensor<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
-    operand::tensor(normal(shape.iter().product(), seed), shape)
+    operand::tensor(normal(shape.iter().product(), seed + 1), shape)
 }
 
 /// Input `[6, D]` of an [`Mlp`](models::Mlp).
 pub fn x<B: Backend>(seed: u64) -> Tensor<B, 2> {
     tensor([6, models::D], seed)
-}
-
-/// Input `[2, 4, D]` of an [`Attention`](models::Attention).
-pub fn x3<B: Backend>(seed: u64) -> Tensor<B, 3> {
-    tensor([2, 4, models::D], seed)
 }
 
 /// Mean squared distance of y to a fixed target.
@@ -108,19 +98,15 @@ pub fn layer_of<B: Float8Stack, M: Module<B>>(model: &M, name: &str) -> LayerRep
     layer(&own_report(model), name).clone()
 }
 
-/// FP8 calls of fprop, dgrad and wgrad.
-pub fn float8_calls(layer: &LayerReport) -> [u64; 3] {
-    [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.native + gemm.emulated)
-}
-
-/// High-precision calls of fprop, dgrad and wgrad.
-pub fn high_precision_calls(layer: &LayerReport) -> [u64; 3] {
-    [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.high_precision)
-}
-
 /// FP8 and high-precision calls of fprop, dgrad and wgrad.
 pub fn calls(layer: &LayerReport) -> [[u64; 3]; 2] {
-    [float8_calls(layer), high_precision_calls(layer)]
+    let gemms = [&layer.fprop, &layer.dgrad, &layer.wgrad];
+    [gemms.map(|gemm| gemm.native + gemm.emulated), gemms.map(|gemm| gemm.high_precision)]
+}
+
+/// FP8 calls of fprop, dgrad and wgrad.
+pub fn float8_calls(layer: &LayerReport) -> [u64; 3] {
+    calls(layer)[0]
 }
 
 /// Gradient of a linear's weight.
