@@ -12,8 +12,6 @@ use crate::programs::support::{
 
 const STEPS: u64 = 5;
 
-type Loss = fn(&Mlp<B>) -> Tensor<B, 1>;
-
 /// `‖wᵀ·w − 1‖²`, a product of two weights, as a regularizer of LoRA reads it, and a decoder that
 /// is the encoder's transposed weight.
 fn orthogonality_penalty(m: &Mlp<B>) -> Tensor<B, 1> {
@@ -46,7 +44,7 @@ fn spectral_norm(m: &Mlp<B>) -> Tensor<B, 1> {
 fn penalties_and_norms_of_weights() {
     let matmul = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
     let configs = [Float8Config::tensorwise(), Float8Config::new(Recipe::Delayed), Float8Config::from(matmul)];
-    let losses = [orthogonality_penalty as Loss, spectral_norm];
+    let losses = [orthogonality_penalty as fn(&Mlp<B>) -> _, spectral_norm];
     for (config, loss) in configs.into_iter().flat_map(|config| losses.map(|loss| (config.clone(), loss))) {
         let config = config.with_strict(true);
         let (model, losses) = train(applied(&config, Mlp::new()), 0..STEPS, |m, _| loss(m));

@@ -1,7 +1,7 @@
 //! Configuration: filters as closures, custom layer types, configurations applied again, models
 //! returned in errors.
 use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, module::linear};
 use burn_float8::{
@@ -56,6 +56,7 @@ struct MyLinear<B: Backend> {
 
 #[derive(Module, Debug)]
 struct Custom<B: Backend> {
+    embedding: Embedding<B>,
     up: MyLinear<B>,
     down: Proj<B>,
     head: Linear<B>,
@@ -66,26 +67,28 @@ impl<B: Backend> Custom<B> {
         let device = Default::default();
         let matrix = |k, n| Param::from_tensor(Tensor::ones([k, n], &device));
         Self {
+            embedding: EmbeddingConfig::new(D, D).init(&device),
             up: MyLinear { weight: matrix(D, 2 * D), table: matrix(D, D) },
             down: Proj { kernel: matrix(2 * D, D) },
             head: LinearConfig::new(D, 4).init(&device),
         }
     }
 
-    /// A product with the table, as of an output that is tied to an embedding.
+    /// An output that is tied to the embedding.
     fn tied(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        x.matmul(self.up.table.val().transpose())
+        x.matmul(self.embedding.weight.val().transpose())
     }
 
     fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let h = linear(self.tied(x), self.up.weight.val(), None).tanh();
+        let x = self.tied(x).matmul(self.up.table.val());
+        let h = linear(x, self.up.weight.val(), None).tanh();
         self.head.forward(linear(h, self.down.kernel.val(), None))
     }
 }
 
 #[test]
 fn layers_of_types_of_ones_own() {
-    // Neither strictness nor the matmul option applies to the table.
+    // Neither strictness nor the matmul option applies to the embedding and the table.
     let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
     let config = Float8Config::from(linear).with_module_types(["MyLinear", "Proj.kernel"]).with_strict(true);
     let (model, summary) = config.apply(with_parameters(Custom::<B>::new(), 1)).unwrap();

@@ -71,9 +71,8 @@ fn the_first_linear_settles_it() {
         assert!(near(&float8, &plain));
         assert!(near(&grouped::<F8>(), &grouped::<Plain>()), "so it is for linears that are called by name");
         let trained = gradients(&linear());
-        for config in
-            [Float8Config::tensorwise().with_strict(true), with(Untagged::Error), with(Untagged::HighPrecision)]
-        {
+        let strict = Float8Config::tensorwise().with_strict(true);
+        for config in [strict, with(Untagged::Error), with(Untagged::HighPrecision)] {
             let model = std::thread::spawn(move || applied(config)).join().unwrap();
             let calls = report(&untagged).layers.iter().map(|l| l.fprop.emulated).sum::<u64>();
             assert_eq!(calls, 0, "apply resets the counters of untagged linears");
