@@ -1,5 +1,5 @@
-//! Weights that forward computes and penalties that read them, in strict mode: no panic and no extra
-//! step.
+//! Weights that forward computes and penalties that read them, in strict mode: no panic and no
+//! extra step.
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Tensor, activation::relu, module::linear};

@@ -94,8 +94,7 @@ fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Plac
         evaluate_at(Place::AfterStep, &model, &average, step);
     }
     run.state = Float8State::export(&model);
-    let layers = own_report(&model).layers;
-    run.backward_calls = layers.iter().map(|l| [float8_calls(l)[1], float8_calls(l)[2]]).collect();
+    run.backward_calls = own_report(&model).layers.iter().map(|l| [float8_calls(l)[1], float8_calls(l)[2]]).collect();
     run
 }
 

@@ -1,5 +1,5 @@
-//! Whole programs that rely on exact linears: recurrences, gradient checkpointing, evaluation on many
-//! threads.
+//! Whole programs that rely on exact linears: recurrences, gradient checkpointing, evaluation on
+//! many threads.
 use std::sync::mpsc;
 use std::time::Duration;
 

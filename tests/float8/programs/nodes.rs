@@ -108,9 +108,7 @@ fn one_x_into_two_linears() {
             Some(b) => config.with_override(["1"], Float8LinearConfig::new(b)),
             None => config.with_filter_fqns(["1"]),
         };
-        let new = || -> [Linear<B>; 2] {
-            applied(&config, [(); 2].map(|()| LinearConfig::new(K, N).init(&Default::default())))
-        };
+        let new = || applied(&config, [(); 2].map(|()| LinearConfig::new(K, N).init::<B>(&Default::default())));
         for is_tracked in [true, false] {
             let what = format!("{a} and {b:?}, {is_tracked}");
             let x = || x(1).set_require_grad(is_tracked);
@@ -121,9 +119,10 @@ fn one_x_into_two_linears() {
                 let ys: Vec<_> = uses.iter().map(|i| model[*i].forward(x.clone())).collect();
                 let losses = uses.iter().zip(&ys).map(|(i, y)| loss(*i, y));
                 let grads = losses.reduce(|a, b| a + b).expect("one at least").backward();
-                let found = uses.iter().zip(ys).map(|(i, y)| {
-                    (bits(y), bits(dw(&model[*i], &grads)), calls(&layer_of::<B, _>(&model, &i.to_string())))
-                });
+                let found = uses
+                    .iter()
+                    .zip(ys)
+                    .map(|(i, y)| (bits(y), bits(dw(&model[*i], &grads)), calls(&layer_of(&model, &i.to_string()))));
                 (found.collect::<Vec<_>>(), x.grad(&grads))
             };
             let [(of_a, dx_of_a), (of_b, dx_of_b)] = [run(&[0]), run(&[1])];

@@ -63,8 +63,9 @@ fn the_state_goes_through_every_recorder() {
     through_file(JsonGzFileRecorder::<FullPrecisionSettings>::new(), models(), |m| &m.net);
     through_file(BinFileRecorder::<FullPrecisionSettings>::new(), models(), |m| &m.net);
     through_file(BinGzFileRecorder::<HalfPrecisionSettings>::new(), models(), |m| &m.net);
-    // The state may come after the model's parameters.
+    // The state may come after the parameters, whose step an evaluation has begun.
     let models = models().map(|m| (m.net, m.float8));
+    models[0].0.valid().forward(x::<F8>(9));
     through_file(NamedMpkFileRecorder::<FullPrecisionSettings>::new(), models, |m| &m.0);
 }
 

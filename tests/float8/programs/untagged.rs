@@ -82,7 +82,7 @@ fn the_first_linear_settles_it() {
             assert_eq!(run(&untagged), float8);
         }
         report(&untagged).verify().unwrap();
-        // Layers that a model has lost are named all the same.
+        // Layers that a model has lost are named too.
         let rebuilt = Mlp::<F8>::new();
         rebuilt.forward(tensor::<F8, 2>([3, D], 1));
         assert_eq!(report(&rebuilt).verify().unwrap_err(), lost());
@@ -124,8 +124,7 @@ fn a_configuration_may_refuse_them() {
         assert!(message.starts_with(&format!("a linear with weight [{K}, {N}] carries no layer")), "{message}");
         panic_of(|| drop(gradients(&linear())));
         // Tagged linears are not affected.
-        let y = strict.forward(tensor::<F8, 2>([3, D], 1));
-        assert!(values(y).iter().all(|v| v.is_finite()));
+        assert!(values(strict.forward(tensor::<F8, 2>([3, D], 1))).iter().all(|v| v.is_finite()));
         report(&strict).verify().unwrap();
         drop(strict);
         panic_of(|| drop(run(&linear::<F8>())));
@@ -153,8 +152,7 @@ fn a_configuration_may_leave_them_to_the_default() {
 #[test]
 fn lost_layers_are_named() {
     alone("lost_layers_are_named", || {
-        let config = Float8Config::tensorwise();
-        let model: Mlp<B> = config.apply(Mlp::new()).unwrap().0;
+        let model = Float8Config::tensorwise().apply(Mlp::<B>::new()).unwrap().0;
         let valid = model.valid();
         valid.forward(tensor::<F8, 2>([3, D], 1));
         report(&valid).verify().unwrap();

@@ -37,8 +37,7 @@ pub fn x<B: Backend>(seed: u64) -> Tensor<B, 2> {
 
 /// Mean squared distance of y to a fixed target.
 pub fn to_target<B: Backend, const R: usize>(y: Tensor<B, R>) -> Tensor<B, 1> {
-    let target = tensor::<B, R>(y.dims(), 2).tanh();
-    mean_square(y - target)
+    mean_square(y.clone() - tensor(y.dims(), 2).tanh())
 }
 
 /// Values of a tensor as a new constant, on any backend.
