@@ -141,7 +141,6 @@ fn files_that_are_wrong() {
             &["fallback.max_flushed = 1.5", "from 0 to below 1"],
         ),
         (r#"{ "statistics": { "every_n_steps": 1, "compare": ["delayed"] } }"#, &["statistics.compare", "delayed"]),
-        (r#"{ "overrides": [{ "fqns": ["q"], "config": { "recipe": "x" } }] }"#, &["unknown variant `x`"]),
         // The mode of overridden linears is set in their override.
         (
             r#"{ "scale_calculation_mode": "even", "overrides": [{ "fqns": ["*.q"], "config": { "recipe": "mxfp8" } }] }"#,

@@ -50,6 +50,7 @@ fn recipes_are_torchaos() {
     use ScaleMode::{F32, PowerOfTwo};
     let e8m0 = ScaleMode::E8m0(ScaleCalculationMode::Rceil);
     assert_eq!(modes, [F32, PowerOfTwo, PowerOfTwo, F32, F32, e8m0, e8m0]);
+    assert!(Recipe::ALL.iter().all(|recipe| recipe.to_string().parse() == Ok(*recipe)));
 }
 
 /// Each cast uses the scale mode of its granularity. The names are torchao's.
@@ -111,6 +112,7 @@ fn files_say_all_that_code_can() {
         .with(Operand::INPUT_T, input)
         .with(Operand::WEIGHT, CastConfig::dynamic(Granularity::Tensor, Format::E4m3));
     let amax_compute_algo = AmaxComputeAlgo::MostRecent;
+    let delayed = DelayedScaling { amax_history_len: 16, amax_compute_algo, margin: 1 };
     let linear = Float8LinearConfig::new(Recipe::Rowwise)
         .with_casts(casts)
         .with_use_fast_accum(Gemm::Fprop, true)
@@ -118,7 +120,16 @@ fn files_say_all_that_code_can() {
         .with_scale_calculation_mode(ScaleCalculationMode::Floor)
         .with_emulate(true)
         .with_force_recompute_fp8_weight_in_bwd(true)
-        .with_delayed_scaling(DelayedScaling { amax_history_len: 16, amax_compute_algo, margin: 1 });
+        .with_delayed_scaling(delayed);
+    // The order of builders does not matter.
+    let new = || Float8LinearConfig::new(Recipe::Mxfp8);
+    let mode = ScaleCalculationMode::Floor;
+    let one =
+        new().with_delayed_scaling(delayed).with_scale_calculation_mode(mode).with_emulate(true).with_casts(casts);
+    assert_eq!(
+        one,
+        new().with_casts(casts).with_emulate(true).with_scale_calculation_mode(mode).with_delayed_scaling(delayed)
+    );
     let fallback = FallbackConfig { min_sqnr_db: Some(20.0), to: FallbackTo::Rowwise, ..FallbackConfig::default() };
     let built = Float8Config::from(linear)
         .with_filter_fqns(["head"])

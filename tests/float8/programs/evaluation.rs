@@ -1,18 +1,19 @@
 //! Evaluations of the model, of an average or of a target network between forward and backward
 //! change nothing. Losses, amax histories and samples equal a run without them, bit for bit.
 use burn::module::{AutodiffModule, Module};
-use burn::nn::Linear;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::{
     Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, begin_float8_step, report::LayerReport,
+    report::OperandHealth,
 };
 
-use crate::programs::support::models::{Attention, D};
+use crate::programs::support::models::{Block, D};
 use crate::programs::support::{
     B, F8, applied, bits, float8_calls, mean_square, own_report, tensor, unrelated_backward, with_parameters,
 };
+use crate::support::updated;
 
 const STEPS: u64 = 4;
 
@@ -21,35 +22,19 @@ fn x<A: Backend>(seed: u64) -> Tensor<A, 3> {
     tensor::<A, 3>([2, 4, D], seed) * (1.0 + seed as f32)
 }
 
-/// `average ← 0.9 · average + 0.1 · model`, parameter by parameter, like an exponential moving
-/// average.
-fn follow(average: Attention<B>, model: &Attention<B>) -> Attention<B> {
-    let mix = |average: Linear<B>, model: &Linear<B>| {
-        let new = model.weight.val().detach() * 0.1;
-        Linear { weight: average.weight.map(|old| (old.detach() * 0.9 + new).set_require_grad(false)), ..average }
-    };
-    let Attention { embed, q, k, v, o } = average;
-    let [q, k, v] = [(q, &model.q), (k, &model.k), (v, &model.v)].map(|(average, model)| mix(average, model));
-    Attention { embed: mix(embed, &model.embed), q, k, v, o: mix(o, &model.o) }
-}
-
 /// Results of a run.
 #[derive(Debug, Default, PartialEq)]
 struct Run {
     losses: Vec<u32>,
     state: Float8State,
     /// Health statistics of all operands of each layer, after each step.
-    samples: Vec<String>,
+    samples: Vec<[[Option<OperandHealth>; 2]; 3]>,
     /// FP8 calls of dgrad and wgrad of each layer.
     backward_calls: Vec<[u64; 2]>,
 }
 
-fn samples(layers: &[LayerReport]) -> String {
-    let health = |l: &LayerReport| {
-        let gemms = l.gemms().map(|(gemm, g)| format!("{gemm}: {:?}", g.operands.each_ref().map(|o| &o.health)));
-        format!("{} {}", l.name, gemms.join(" "))
-    };
-    layers.iter().map(health).collect::<Vec<_>>().join("\n")
+fn samples(layer: &LayerReport) -> [[Option<OperandHealth>; 2]; 3] {
+    layer.gemms().map(|(_, gemm)| gemm.operands.each_ref().map(|operand| operand.health.clone()))
 }
 
 /// Time of an evaluation in a step.
@@ -69,17 +54,17 @@ enum Place {
     AfterStep,
 }
 
-/// Evaluates the model or its average, on other data or on the batch itself.
-type Evaluate = fn(&Attention<B>, &Attention<B>, u64);
+/// Evaluates the model, or other weights of its layers, on other data or on the batch itself.
+type Evaluate = fn(&Block<B>, &Block<B>, u64);
 
 /// Two micro-batches per step. Steps may begin manually.
 fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Place)>) -> Run {
     let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
-    let mut model: Attention<B> = applied(&config, Attention::new());
+    let mut model: Block<B> = applied(&config, Block::new());
     let mut average = model.clone().no_grad();
-    let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
+    let mut optimizer = AdamWConfig::new().init::<B, Block<B>>();
     let mut run = Run::default();
-    let evaluate_at = |place, model: &Attention<B>, average: &Attention<B>, seed| {
+    let evaluate_at = |place, model: &Block<B>, average: &Block<B>, seed| {
         if let Some((evaluate, _)) = evaluation.filter(|(_, at)| *at == place) {
             evaluate(model, average, seed);
         }
@@ -103,14 +88,13 @@ fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Plac
             accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
         }
         evaluate_at(Place::BeforeStep, &model, &average, step);
-        run.samples.push(samples(&own_report(&model).layers));
+        run.samples.extend(own_report(&model).layers.iter().map(samples));
         model = optimizer.step(1e-2, model, accumulator.grads());
-        average = follow(average, &model);
+        average = updated(average).no_grad();
         evaluate_at(Place::AfterStep, &model, &average, step);
     }
     run.state = Float8State::export(&model);
-    let layers = own_report(&model).layers;
-    run.backward_calls = layers.iter().map(|l| [float8_calls(l)[1], float8_calls(l)[2]]).collect();
+    run.backward_calls = own_report(&model).layers.iter().map(|l| [float8_calls(l)[1], float8_calls(l)[2]]).collect();
     run
 }
 
@@ -194,16 +178,16 @@ fn evaluating_leaves_no_trace_where_steps_begin_manually() {
 #[test]
 fn a_model_that_is_evaluated_holds_one_copy_of_each_weight() {
     // The inputs of this thread's last linears stay alive.
-    let flush = || drop(applied::<F8, _>(&Float8Config::tensorwise(), Attention::new()).forward(x(9)));
+    let flush = || drop(applied::<F8, _>(&Float8Config::tensorwise(), Block::new()).forward(x(9)));
     for (recipe, recomputes) in [Recipe::Tensorwise, Recipe::Rowwise].into_iter().flat_map(|r| [(r, true), (r, false)])
     {
         let linear = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(recomputes);
         let config = Float8Config::from(linear).with_statistics(StatisticsConfig::every(1));
-        let new = applied::<B, _>(&config, Attention::new());
-        let trained = applied::<B, _>(&config, Attention::new());
+        let new = applied::<B, _>(&config, Block::new());
+        let trained = applied::<B, _>(&config, Block::new());
         let grads = GradientsParams::from_grads(trained.forward(x(1)).mean().backward(), &trained);
         let trained = AdamWConfig::new().init().step(0.01, trained, grads);
-        let below = applied::<F8, _>(&config, Attention::new());
+        let below = applied::<F8, _>(&config, Block::new());
         for (model, is_new) in [(trained.valid(), false), (new.valid(), true), (below, true)] {
             let before: Vec<_> = own_report(&model).layers.iter().map(|l| l.casts[1]).collect();
             (0..5).for_each(|token| drop(model.forward(x::<F8>(token))));
@@ -217,6 +201,6 @@ fn a_model_that_is_evaluated_holds_one_copy_of_each_weight() {
         let frozen = new.no_grad();
         frozen.forward(x(1));
         flush();
-        assert_eq!(own_report(&frozen).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 5]);
+        assert_eq!(own_report(&frozen).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 7]);
     }
 }

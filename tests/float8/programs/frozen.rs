@@ -1,66 +1,68 @@
 //! Frozen teachers, targets and layers: no weight gradient, but still an amax history.
 use burn::module::{AutodiffModule, Module};
-use burn::tensor::{Tensor, TensorData};
+use burn::nn::Linear;
 use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig, without_float8};
 
 use crate::programs::support::models::Mlp;
-use crate::programs::support::{B, F8, applied, layer_of, mean_square, train, trained, values, with_parameters, x};
+use crate::programs::support::{
+    B, F8, applied, bits, calls, layer_of, mean_square, to_target, train, with_parameters, x,
+};
 
-/// The student learns as if given only the teacher's outputs, also if the teacher casts x first:
-/// recipe, history and samples are its own. A teacher takes no statistics, as no backward reaches it.
+/// The student learns as it would without a teacher on the same x, also if the teacher casts x
+/// first: recipe, history and samples are its own. A teacher takes no statistics, as no backward
+/// reaches it.
 #[test]
 fn a_student_learns_as_it_would_alone() {
-    const STEPS: u64 = 6;
     let sampled = |recipe| Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
-    let run = |beside: bool, comes_first: bool| {
-        let recipe = if comes_first { Recipe::Delayed } else { Recipe::Rowwise };
-        let teacher = applied(&sampled(recipe), Mlp::<B>::new().no_grad());
-        let outputs = [0, 1].map(|seed| values(teacher.forward(x(seed))));
-        let student: Mlp<B> = with_parameters(Mlp::new(), 7);
-        let student = sampled(Recipe::Delayed).apply(student).unwrap().0;
-        let (student, losses) = train(student, 0..STEPS, |m, step| {
+    let is_sampled = |m: &Mlp<B>| layer_of(m, "first").fprop.operands[0].health.is_some();
+    let run = |before: &[Mlp<B>], after: &[Mlp<B>]| {
+        let student = sampled(Recipe::Delayed).apply(with_parameters(Mlp::new(), 7)).unwrap().0;
+        let (student, losses) = train(student, 0..6, |m: &Mlp<B>, step| {
             let x = x::<B>(step % 2);
-            if beside && comes_first {
-                teacher.forward(x.clone());
-            }
+            let evaluate = |m: &Mlp<B>| assert_eq!(bits(m.forward(x.clone())), bits(m.forward(self::x(step % 2))));
+            before.iter().for_each(evaluate);
             let y = m.forward(x.clone());
-            let data = TensorData::new(outputs[(step % 2) as usize].clone(), [6, 4]);
-            let is_online = beside && !comes_first;
-            let target = if is_online { teacher.forward(x) } else { Tensor::from_data(data, &Default::default()) };
-            mean_square(y - target)
+            after.iter().for_each(evaluate);
+            to_target(y)
         });
-        let is_sampled = |m: &Mlp<B>| layer_of(m, "first").fprop.operands[0].health.is_some();
-        assert_eq!([&teacher, &student].map(is_sampled), [false, true], "{recipe}");
+        assert!(is_sampled(&student));
         (losses, Float8State::export(&student))
     };
-    for comes_first in [false, true] {
-        assert_eq!(run(true, comes_first), run(false, comes_first), "{comes_first}");
+    let alone = run(&[], &[]);
+    for recipe in [Recipe::Delayed, Recipe::Rowwise] {
+        let teacher = [applied(&sampled(recipe), Mlp::<B>::new().no_grad())];
+        assert_eq!(run(&teacher, &[]), alone, "{recipe}");
+        assert_eq!(run(&[], &teacher), alone, "{recipe}");
+        assert!(!is_sampled(&teacher[0]), "{recipe}");
     }
 }
 
-/// Largest x of the steps before `step`, if step `i` has `x(i) · (i + 1)`.
-fn largest_before(step: u64) -> f32 {
-    (0..step).map(|i| (x::<B>(i) * (i + 1) as f32).abs().max().into_scalar()).fold(0.0, f32::max)
-}
-
-/// A layer that is frozen later continues its history, with and without a dgrad. Without one, its
-/// scale is a step older.
+/// A layer that is frozen later continues its history, with and without a dgrad. Its scale is a
+/// step older: its own weight no longer begins a step.
 #[test]
 fn bottoms_that_are_frozen_later_keep_their_histories() {
+    let input = |step: u64| x::<B>(step) * (1.0 + step as f32);
+    let amax = |step: u64| input(step).abs().max().into_scalar();
     for is_tracked in [false, true] {
-        let loss = |m: &Mlp<B>, step: u64| {
-            let x = (x::<B>(step) * (1.0 + step as f32)).set_require_grad(is_tracked);
-            mean_square(m.forward(x))
-        };
+        let loss = |m: &Mlp<B>, step: u64| mean_square(m.forward(input(step).set_require_grad(is_tracked)));
         let (mut model, _) = train(applied(&Float8Config::new(Recipe::Delayed), Mlp::new()), 0..3, loss);
-        assert!(Float8State::export(&model).layers["first"].input.is_some());
         model.first = model.first.no_grad();
         let (model, _) = train(model, 3..6, loss);
-        let input = layer_of(&model, "first").fprop.operands[0].clone();
-        assert_eq!(input.amax, Some((x::<B>(5) * 6.0).abs().max().into_scalar()));
-        let scales = [4, 5].map(|step| Some(448.0 / largest_before(step)));
-        let is_known = if is_tracked { scales.contains(&input.scale) } else { input.scale == scales[0] };
-        assert!(is_known, "{is_tracked}: {:?}, not of {scales:?}", input.scale);
+        let dgrads = if is_tracked { 6 } else { 0 };
+        let first = layer_of(&model, "first");
+        assert_eq!(calls(&first), [[6, dgrads, 3], [0; 3]], "{is_tracked}");
+        let largest = (0..4).map(amax).fold(0.0, f32::max);
+        let operand = &first.fprop.operands[0];
+        assert_eq!((operand.amax, operand.scale), (Some(amax(5)), Some(448.0 / largest)), "{is_tracked}");
+        // Newest first; the last step is not over.
+        let state = &Float8State::export(&model).layers["first"];
+        let [inputs, grad_outputs] = [&state.input, &state.grad_output].map(|cast| {
+            let cast = cast.clone().expect("a history");
+            let ended = cast.history.into_iter().filter(|amax| *amax > 0);
+            cast.observed.into_iter().chain(ended).collect::<Vec<_>>()
+        });
+        assert_eq!(inputs, [5, 4, 3, 2, 1, 0].map(|step| amax(step).to_bits()), "{is_tracked}");
+        assert_eq!(grad_outputs.len(), if is_tracked { 6 } else { 3 }, "{is_tracked}");
     }
 }
 
@@ -68,12 +70,16 @@ fn bottoms_that_are_frozen_later_keep_their_histories() {
 /// later.
 #[test]
 fn below_autodiff_parameters_stay_trained_or_frozen() {
+    let trained = |m: &Mlp<B>| {
+        let of = |l: &Linear<B>| [l.weight.is_require_grad(), l.bias.as_ref().expect("it has one").is_require_grad()];
+        [of(&m.first), of(&m.second)]
+    };
     let new = Float8Config::tensorwise().apply(Mlp::<F8>::new()).unwrap().0;
-    assert_eq!(trained(&new.train::<B>()), [true; 4]);
+    assert_eq!(trained(&new.train::<B>()), [[true; 2]; 2]);
     let mut model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
     model.first = model.first.no_grad();
     let applied_again = Float8Config::new(Recipe::Rowwise).apply(model.valid()).unwrap().0;
     for valid in [applied_again, without_float8(model.valid())] {
-        assert_eq!(trained(&valid.train::<B>()), [false, false, true, true]);
+        assert_eq!(trained(&valid.train::<B>()), [[false; 2], [true; 2]]);
     }
 }

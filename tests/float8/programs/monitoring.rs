@@ -27,21 +27,18 @@ fn calls_and_statistics_are_those_of_the_report() {
         let of = |path| calls.get(path).copied().unwrap_or_default();
         assert_eq!([of("host"), of("high_precision")], [totals.emulated, totals.high_precision]);
         assert_eq!(Monitor::new(&model).gemm_calls(), calls);
+        assert_eq!(calls.values().sum::<u64>(), totals.emulated + totals.high_precision);
         let all = monitor.calls();
-        assert_eq!(
-            (all.len(), calls.values().sum::<u64>()),
-            (report.layers.len(), totals.emulated + totals.high_precision)
-        );
+        assert_eq!(all.len(), report.layers.len());
         for layer in &report.layers {
             let of_report = layer.gemms().map(|(_, gemm)| [gemm.native, gemm.emulated, gemm.high_precision]);
             assert_eq!(all[&layer.name].map(|calls| [calls.native, calls.emulated, calls.high_precision]), of_report);
-            let sampled = ["input", "weight_t", "grad_output_t"].map(|operand| {
-                let found = health.iter().find(|sampled| sampled.layer == layer.name && sampled.operand == operand);
-                found.map(|sampled| sampled.health.clone())
-            });
-            let [x, w] = layer.fprop.operands.each_ref().map(|operand| operand.health.clone());
-            assert!(x.is_some() && w.is_some());
-            assert_eq!(sampled, [x, w, layer.wgrad.operands[1].health.clone()], "{recipe}");
+            let [x, w] = &layer.fprop.operands;
+            assert!(x.health.is_some() && w.health.is_some());
+            for (name, operand) in [("input", x), ("weight_t", w), ("grad_output_t", &layer.wgrad.operands[1])] {
+                let found = health.iter().find(|sampled| sampled.layer == layer.name && sampled.operand == name);
+                assert_eq!(found.map(|sampled| &sampled.health), operand.health.as_ref(), "{recipe} {name}");
+            }
         }
     }
 }
@@ -69,8 +66,7 @@ fn the_first_operand_that_is_not_finite() {
         assert_eq!(first(&model, &monitor, mean_square), None, "{recipe}");
         // Backward: the last layer reads it first.
         let infinite = first(&model, &monitor, |y| y.mul_scalar(f32::INFINITY).sum()).unwrap();
-        let gemm = Gemm::Dgrad;
-        assert_eq!(operand(&infinite), ("second".into(), gemm, "grad_output"), "{recipe}");
+        assert_eq!(operand(&infinite), ("second".into(), Gemm::Dgrad, "grad_output"), "{recipe}");
         assert!(!infinite.amax.is_finite());
         assert!(monitor.health().is_empty(), "nothing is sampled");
         // Forward: a weight, and its consequences.

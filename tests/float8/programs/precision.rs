@@ -1,7 +1,5 @@
 //! Switching precision: for a part of a model, for a copy, for a closure; and the cost of
 //! evaluation alone.
-use std::sync::Barrier;
-
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{
@@ -9,51 +7,45 @@ use burn_float8::{
     without_float8,
 };
 
-use crate::programs::support::models::{Attention, Mlp};
+use crate::programs::support::models::{Block, Mlp, input};
 use crate::programs::support::{
-    B, F8, Plain, applied, bits, float8_calls, high_precision_calls, layer, layer_of, mean_square, own_report,
-    panic_of, train, with_parameters, x, x3,
+    B, F8, Plain, applied, bits, calls, dw, float8_calls, layer_of, mean_square, own_report, panic_of, train,
+    with_parameters, x,
 };
 
 /// y and the gradient of `first` without FP8.
 fn without() -> [Vec<u32>; 2] {
-    let model: Mlp<Plain> = with_parameters(Mlp::new(), 1);
-    forward_backward(&model)
+    forward_backward::<Plain>(&with_parameters(Mlp::new(), 1))
 }
 
 fn forward_backward<A: AutodiffBackend>(model: &Mlp<A>) -> [Vec<u32>; 2] {
     let y = model.forward(x::<A>(1));
     let grads = mean_square(y.clone()).backward();
-    [bits(y), bits(model.first.weight.grad(&grads).expect("tracked"))]
+    [bits(y), bits(dw(&model.first, &grads))]
 }
 
 #[test]
 fn a_submodule_is_switched_off() {
-    let [model, other] = [(); 2].map(|()| applied::<B, Attention<B>>(&Float8Config::tensorwise(), Attention::new()));
-    let run = |m: &Attention<B>| drop(m.forward(x3(1)).mean().backward());
+    let [model, other] = [(); 2].map(|()| applied::<B, Block<B>>(&Float8Config::tensorwise(), Block::new()));
+    let run = |m: &Block<B>| drop(m.forward(input(1).require_grad()).mean().backward());
+    let float8 = |m: &Block<B>| ["q", "k", "o"].map(|name| float8_calls(&layer_of(m, name)));
     set_float8_enabled(&model.q, false);
     run(&model);
     // Another model with the same configuration is not affected.
     run(&other);
-    assert_eq!(float8_calls(&layer_of(&other, "q")), [1; 3]);
-    let report = own_report(&model);
-    assert_eq!(high_precision_calls(layer(&report, "q")), [1; 3]);
-    assert_eq!(layer(&report, "q").fprop.reason.as_deref(), Some("precision schedule"));
-    for name in ["k", "v", "o"] {
-        assert_eq!(float8_calls(layer(&report, name)), [1; 3], "{name}");
-        assert_eq!(high_precision_calls(layer(&report, name)), [0; 3], "{name}");
-    }
+    assert_eq!((float8(&model), float8(&other)), ([[0; 3], [1; 3], [1; 3]], [[1; 3]; 3]));
+    let q = layer_of(&model, "q");
+    assert_eq!((calls(&q)[1], q.fprop.reason.as_deref()), ([1; 3], Some("precision schedule")));
     // Clones and `valid` copies share the switch; the rest of the model does not.
     run(&model.clone());
-    model.valid().forward(x3(1));
-    assert_eq!(float8_calls(&layer_of(&model, "q")), [0; 3]);
-    assert_eq!(float8_calls(&layer_of(&model, "k")), [3, 2, 2]);
+    model.valid().forward(input(1));
+    assert_eq!(float8(&model), [[0; 3], [3, 2, 2], [3, 2, 2]]);
     set_float8_enabled(&model.valid().q, true);
     run(&model);
-    assert_eq!(float8_calls(&layer_of(&model, "q")), [1; 3]);
+    assert_eq!(float8(&model)[0], [1; 3]);
     set_float8_enabled(&model, false);
     run(&model);
-    assert_eq!(["q", "k", "v", "o"].map(|name| float8_calls(&layer_of(&model, name))[0]), [1, 4, 4, 4]);
+    assert_eq!(float8(&model).map(|calls| calls[0]), [1, 4, 4]);
 }
 
 /// A copy in high precision, for evaluations or as a baseline, leaves the FP8 model unchanged.
@@ -90,6 +82,13 @@ fn autocast_switches_off_in_a_closure() {
         (on, forward_backward(&model))
     });
     assert_eq!(nested, (float8.clone(), without()));
+    // So does the own thread.
+    let elsewhere = float8_autocast(false, || {
+        let run = || forward_backward(&model);
+        let other = std::thread::scope(|scope| scope.spawn(run).join().expect("no panic"));
+        (other, run())
+    });
+    assert_eq!(elsewhere, (float8.clone(), without()));
     // `true` is the default. It does not put a filtered or switched-off layer into FP8.
     assert_eq!(float8_autocast(true, || forward_backward(&model)), float8);
     let filtered: Mlp<B> = applied(&Float8Config::tensorwise().with_filter_fqns(["first"]), Mlp::new());
@@ -125,28 +124,4 @@ fn disabled_linears_leave_no_statistics() {
         y.sum().backward();
         assert!(Float8State::export(&model).layers.is_empty(), "{:?}", Float8State::export(&model));
     }
-}
-
-/// Off on this thread and FP8 on the other, at the same time on the same model.
-#[test]
-fn autocast_switches_off_in_one_thread_of_two() {
-    let model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
-    let float8 = forward_backward(&model);
-    let barrier = Barrier::new(2);
-    let run = |is_on| {
-        let (model, barrier) = (model.clone(), &barrier);
-        move || {
-            float8_autocast(is_on, || {
-                barrier.wait();
-                let ran: Vec<_> = (0..5).map(|_| forward_backward(&model)).collect();
-                barrier.wait();
-                ran
-            })
-        }
-    };
-    let [off, on] = std::thread::scope(|scope| {
-        [run(false), run(true)].map(|run| scope.spawn(run)).map(|thread| thread.join().expect("no panic"))
-    });
-    assert_eq!(off, vec![without(); 5]);
-    assert_eq!(on, vec![float8; 5]);
 }

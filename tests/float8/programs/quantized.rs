@@ -10,7 +10,8 @@ use burn_float8::{Float8Config, Float8Error, Float8State, Recipe, begin_float8_s
 use crate::programs::support::models::Mlp;
 use crate::programs::support::{B, F8, applied, bits, float8_calls, layer_of, own_report, with_parameters, x};
 
-fn quantizer<A: Backend>() -> Quantizer {
+/// Quantizes to Q8S, with one scale for a tensor.
+pub fn quantizer<A: Backend>() -> Quantizer {
     let scheme = <QuantizedTensor<A> as QTensorPrimitive>::default_scheme()
         .with_value(QuantValue::Q8S)
         .with_level(QuantLevel::Tensor)
@@ -40,8 +41,7 @@ fn walks_past<A: burn_float8::Float8Stack>(quantized: Mlp<A>) {
     Float8State::default().restore(&quantized).unwrap();
     // Nothing is left to convert, and the error returns the model.
     let error = Float8Config::tensorwise().apply(quantized).unwrap_err();
-    let nothing = matches!(error.error, Float8Error::NothingConverted { .. });
-    assert!(nothing, "{error}");
+    assert!(matches!(error.error, Float8Error::NothingConverted { .. }), "{error}");
     assert!(own_report::<A, _>(&*error.model).layers.is_empty());
 }
 
@@ -66,11 +66,8 @@ fn the_summary_lists_them_as_skipped() {
         assert!(summary.to_string().contains("1 of 2 linears"), "{summary}");
         model.forward(x(1));
         let report = own_report(&model);
-        assert_eq!(report.layers.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["second"]);
-        assert_eq!(float8_calls(&report.layers[0]), [1, 0, 0]);
+        let found: Vec<_> = report.layers.iter().map(|l| (l.name.as_str(), float8_calls(l))).collect();
+        assert_eq!(found, [("second", [1, 0, 0])]);
         assert_eq!(bits(model.first.weight.val().dequantize()), weight, "it stays as it was");
-        set_float8_enabled(&model, false);
-        model.forward(x(1));
-        assert_eq!(float8_calls(&layer_of(&model, "second")), [1, 0, 0]);
     }
 }

@@ -5,7 +5,7 @@ use burn::record::{
     BinFileRecorder, BinGzFileRecorder, DoublePrecisionSettings, FileRecorder, FullPrecisionSettings,
     HalfPrecisionSettings, JsonGzFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder, PrettyJsonFileRecorder,
 };
-use burn_float8::{Float8Config, Float8State, Recipe};
+use burn_float8::{Float8Config, Float8Error, Float8State, Float8StateModule, Recipe};
 
 use crate::programs::support::learner::{Trainable, trainable};
 use crate::programs::support::models::Mlp;
@@ -42,27 +42,31 @@ fn trained() -> Trainable<B> {
 }
 
 /// Saves a trained model to a file and loads it into another.
-fn through_file<R: FileRecorder<B>>(recorder: R) {
+fn through_file<R: FileRecorder<B>, M: Module<B>>(recorder: R, [trained, new]: [M; 2], net: fn(&M) -> &Mlp<B>) {
     let folder = tempfile::tempdir().unwrap();
-    let model = trained();
-    let state = Float8State::export(&model.net);
+    let state = Float8State::export(net(&trained));
     assert!(state.layers["first"].input.is_some());
     let path = folder.path().join("model");
-    model.save_file(&path, &recorder).unwrap();
-    let loaded = new(2).load_file(&path, &recorder, &Default::default()).unwrap();
-    assert_eq!(Float8State::export(&loaded.net), state, "{}", R::file_extension());
+    trained.save_file(&path, &recorder).unwrap();
+    let loaded = new.load_file(&path, &recorder, &Default::default()).unwrap();
+    assert_eq!(Float8State::export(net(&loaded)), state, "{}", R::file_extension());
 }
 
 /// The state is stored as bits, not floats, so no recorder's precision rounds it. In formats
 /// without names a missing field shifts all others.
 #[test]
 fn the_state_goes_through_every_recorder() {
-    through_file(NamedMpkFileRecorder::<HalfPrecisionSettings>::new());
-    through_file(NamedMpkGzFileRecorder::<DoublePrecisionSettings>::new());
-    through_file(PrettyJsonFileRecorder::<FullPrecisionSettings>::new());
-    through_file(JsonGzFileRecorder::<FullPrecisionSettings>::new());
-    through_file(BinFileRecorder::<FullPrecisionSettings>::new());
-    through_file(BinGzFileRecorder::<HalfPrecisionSettings>::new());
+    let models = || [trained(), new(2)];
+    through_file(NamedMpkFileRecorder::<HalfPrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(NamedMpkGzFileRecorder::<DoublePrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(PrettyJsonFileRecorder::<FullPrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(JsonGzFileRecorder::<FullPrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(BinFileRecorder::<FullPrecisionSettings>::new(), models(), |m| &m.net);
+    through_file(BinGzFileRecorder::<HalfPrecisionSettings>::new(), models(), |m| &m.net);
+    // The state may come after the parameters, whose step an evaluation has begun.
+    let models = models().map(|m| (m.net, m.float8));
+    models[0].0.valid().forward(x::<F8>(9));
+    through_file(NamedMpkFileRecorder::<FullPrecisionSettings>::new(), models, |m| &m.0);
 }
 
 /// The state's module supports the usual operations on modules.
@@ -78,4 +82,6 @@ fn the_state_is_a_module_like_others() {
     assert_eq!(Module::<B>::num_params(&model), Module::<B>::num_params(&model.net), "it has no parameters");
     let back = Trainable::<B>::from_inner(inner);
     assert_eq!(Float8State::export(&back.net).step, Float8State::export(&model.net).step);
+    // There is no state before a configuration is applied.
+    assert_eq!(Float8StateModule::new(&Mlp::<B>::new()).unwrap_err(), Float8Error::NotApplied);
 }

@@ -11,15 +11,6 @@ use crate::programs::support::models::{D, Mlp};
 use crate::programs::support::{B, panic_of, tensor, x};
 use crate::support::process::alone;
 
-fn model() -> Mlp<B> {
-    Mlp::new()
-}
-
-/// Input of the second linear.
-fn hidden() -> Tensor<B, 2> {
-    tensor([6, 2 * D], 3)
-}
-
 #[test]
 fn strict_mode() {
     alone(module_path!(), "strict_mode", &[], strict_runs);
@@ -30,7 +21,7 @@ fn strict_runs() {
 
     // Requested high precision is no error: filters, a GEMM that the recipe disables, the schedule,
     // empty batches.
-    let filtered = strict.clone().with_filter_fqns(["second"]).apply(model()).unwrap().0;
+    let filtered = strict.clone().with_filter_fqns(["second"]).apply(Mlp::<B>::new()).unwrap().0;
     filtered.forward(x(1)).sum().backward();
     set_float8_enabled(&filtered, false);
     filtered.first.forward(x(1));
@@ -39,8 +30,8 @@ fn strict_runs() {
     report(&filtered).verify().unwrap();
 
     // A dtype without FP8 kernels is an error.
-    let model64 = strict.apply(model()).unwrap().0;
-    let message = panic_of(|| drop(model64.second.forward(hidden().cast(DType::F64))));
+    let model64 = strict.apply(Mlp::<B>::new()).unwrap().0;
+    let message = panic_of(|| drop(model64.second.forward(tensor::<B, 2>([6, 2 * D], 3).cast(DType::F64))));
     assert_eq!(message, "second: fprop in high precision, unrequested: dtype F64");
     let error = report(&model64).verify().unwrap_err();
     let Float8Error::UnrequestedHighPrecision { layer, gemm, .. } = &error else { panic!("{error}") };
@@ -56,13 +47,13 @@ fn strict_runs() {
 
     // With `matmul = true`, a matmul has the same guarantee as a linear.
     let matmul = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
-    let matmul64 = Float8Config::from(matmul).with_strict(true).apply(model()).unwrap().0;
+    let matmul64 = Float8Config::from(matmul).with_strict(true).apply(Mlp::<B>::new()).unwrap().0;
     x::<B>(1).matmul(matmul64.first.weight.val());
     let message = panic_of(|| drop(x::<B>(1).cast(DType::F64).matmul(matmul64.first.weight.val())));
     assert_eq!(message, "first: fprop in high precision, unrequested: dtype F64");
 
     // Without strict mode all of it runs and is counted, and `verify` reports it.
-    let relaxed = Float8Config::tensorwise().apply(model()).unwrap().0;
+    let relaxed = Float8Config::tensorwise().apply(Mlp::<B>::new()).unwrap().0;
     let never = report(&relaxed).verify().unwrap_err();
     assert_eq!(never, Float8Error::NeverCalled { layer: "first".into(), weight_matmuls: 0 });
     relaxed.forward(x(1));
@@ -70,17 +61,18 @@ fn strict_runs() {
     relaxed.first.forward(x::<B>(1).cast(DType::F64));
     assert!(matches!(report(&relaxed).verify(), Err(Float8Error::UnrequestedHighPrecision { .. })));
 
-    // A layer whose weight is read only by matmul does not count as an FP8 layer.
-    let matmul = Float8Config::tensorwise().apply(model()).unwrap().0;
-    matmul.second.forward(hidden());
+    // A layer whose weight is read only by matmul, on either side, does not count as an FP8 layer.
+    let matmul = Float8Config::tensorwise().apply(Mlp::<B>::new()).unwrap().0;
+    matmul.second.forward(tensor::<B, 2>([6, 2 * D], 3));
     let y = x::<B>(1).matmul(matmul.first.weight.val());
     y.sum().backward();
+    matmul.first.weight.val().matmul(tensor::<B, 2>([2 * D, 3], 1));
     let found = report(&matmul);
-    assert_eq!(found.layers[0].weight_matmuls, 1, "{found}");
+    assert_eq!(found.layers[0].weight_matmuls, 2, "{found}");
     let error = found.verify().unwrap_err();
-    assert_eq!(error, Float8Error::NeverCalled { layer: "first".into(), weight_matmuls: 1 });
-    assert!(error.to_string().contains("Tensor::matmul read its weight 1 times"), "{error}");
-    assert!(found.to_string().contains("1 reads by Tensor::matmul, not FP8"), "{found}");
+    assert_eq!(error, Float8Error::NeverCalled { layer: "first".into(), weight_matmuls: 2 });
+    assert!(error.to_string().contains("Tensor::matmul read its weight 2 times"), "{error}");
+    assert!(found.to_string().contains("2 reads by Tensor::matmul, not FP8"), "{found}");
     matmul.first.forward(x(1));
     report(&matmul).verify().unwrap();
 

@@ -1,17 +1,16 @@
 //! Behaviour of untagged linears. It is fixed once per device and process, so each test runs in a
 //! separate process.
-use burn::module::{AutodiffModule, Module, Quantizer};
+use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn::tensor::ops::QuantizedTensor;
-use burn::tensor::quantization::{Calibration, QTensorPrimitive, QuantValue};
 use burn_float8::{Float8Config, Float8Error, Recipe, config::Untagged, grouped_linear, report, set_default_config};
 
+use crate::programs::quantized::quantizer;
 use crate::programs::support::models::{D, Mlp};
-use crate::programs::support::{B, F8, Plain, bits, panic_of, relative_error, tensor, values, with_parameters};
+use crate::programs::support::{B, F8, Plain, bits, dw, panic_of, relative_error, tensor, values, with_parameters};
 use crate::support::process;
 
 const K: usize = 32;
@@ -26,19 +25,19 @@ fn linear<A: Backend>() -> Linear<A> {
     with_parameters(LinearConfig::new(K, N).init(&Default::default()), 5)
 }
 
-fn grouped<A: Backend>() -> Vec<u32> {
+fn grouped<A: Backend>() -> Vec<f32> {
     let (x, w) = (tensor::<A, 2>([7, K], 1), tensor::<A, 3>([2, K, N], 2));
-    bits(grouped_linear(x, w, Tensor::from_ints([3, 7], &Default::default())))
+    values(grouped_linear(x, w, Tensor::from_ints([3, 7], &Default::default())))
 }
 
-fn run<A: Backend>(linear: &Linear<A>) -> Vec<u32> {
-    bits(linear.forward(tensor::<A, 2>([7, K], 1)))
+fn run<A: Backend>(linear: &Linear<A>) -> Vec<f32> {
+    values(linear.forward(tensor::<A, 2>([7, K], 1)))
 }
 
 fn gradients(linear: &Linear<B>) -> [Vec<u32>; 2] {
     let x = tensor::<B, 2>([7, K], 1).require_grad();
     let grads = linear.forward(x.clone()).powf_scalar(2.0).sum().backward();
-    [bits(x.grad(&grads).unwrap()), bits(linear.weight.grad(&grads).unwrap())]
+    [x.grad(&grads).expect("tracked"), dw(linear, &grads)].map(bits)
 }
 
 fn applied(config: Float8Config) -> Mlp<F8> {
@@ -49,9 +48,13 @@ fn with(untagged: Untagged) -> Float8Config {
     Float8Config::tensorwise().with_untagged(untagged)
 }
 
-fn near(float8: &[u32], plain: &[u32]) -> bool {
-    let floats = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
-    let error = relative_error(&floats(float8), &floats(plain));
+/// Error of a model with two layers that are lost.
+fn lost() -> Float8Error {
+    Float8Error::UntaggedLinears { linears: 2, names: "first, second".into() }
+}
+
+fn near(float8: &[f32], plain: &[f32]) -> bool {
+    let error = relative_error(float8, plain);
     error > 0.0 && error < 0.2
 }
 
@@ -68,9 +71,8 @@ fn the_first_linear_settles_it() {
         assert!(near(&float8, &plain));
         assert!(near(&grouped::<F8>(), &grouped::<Plain>()), "so it is for linears that are called by name");
         let trained = gradients(&linear());
-        for config in
-            [Float8Config::tensorwise().with_strict(true), with(Untagged::Error), with(Untagged::HighPrecision)]
-        {
+        let strict = Float8Config::tensorwise().with_strict(true);
+        for config in [strict, with(Untagged::Error), with(Untagged::HighPrecision)] {
             let model = std::thread::spawn(move || applied(config)).join().unwrap();
             let calls = report(&untagged).layers.iter().map(|l| l.fprop.emulated).sum::<u64>();
             assert_eq!(calls, 0, "apply resets the counters of untagged linears");
@@ -80,6 +82,10 @@ fn the_first_linear_settles_it() {
             assert_eq!(run(&untagged), float8);
         }
         report(&untagged).verify().unwrap();
+        // Layers that a model has lost are named too.
+        let rebuilt = Mlp::<F8>::new();
+        rebuilt.forward(tensor::<F8, 2>([3, D], 1));
+        assert_eq!(report(&rebuilt).verify().unwrap_err(), lost());
     });
 }
 
@@ -118,8 +124,7 @@ fn a_configuration_may_refuse_them() {
         assert!(message.starts_with(&format!("a linear with weight [{K}, {N}] carries no layer")), "{message}");
         panic_of(|| drop(gradients(&linear())));
         // Tagged linears are not affected.
-        let y = strict.forward(tensor::<F8, 2>([3, D], 1));
-        assert!(values(y).iter().all(|v| v.is_finite()));
+        assert!(values(strict.forward(tensor::<F8, 2>([3, D], 1))).iter().all(|v| v.is_finite()));
         report(&strict).verify().unwrap();
         drop(strict);
         panic_of(|| drop(run(&linear::<F8>())));
@@ -130,6 +135,14 @@ fn a_configuration_may_refuse_them() {
 fn a_configuration_may_leave_them_to_the_default() {
     alone("a_configuration_may_leave_them_to_the_default", || {
         let _model = applied(with(Untagged::Default));
+        // FP8 copies of their weights live no longer than copies of tagged weights.
+        let model: Mlp<B> = with_parameters(Mlp::new(), 1);
+        let live = |model: &Mlp<B>| report(model).layers.iter().map(|l| l.live_copies).sum::<u64>();
+        let loss = model.forward(tensor::<B, 2>([6, D], 1)).powf_scalar(2.0).mean();
+        assert!(live(&model) > 0);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let model = SgdConfig::new().init::<B, Mlp<B>>().step(0.1, model, grads);
+        assert_eq!(live(&model), 0);
         assert!(near(&run(&linear::<F8>()), &run::<Plain>(&linear())));
         report(&linear::<F8>()).verify().unwrap();
     });
@@ -139,8 +152,7 @@ fn a_configuration_may_leave_them_to_the_default() {
 #[test]
 fn lost_layers_are_named() {
     alone("lost_layers_are_named", || {
-        let config = Float8Config::tensorwise();
-        let model: Mlp<B> = config.apply(Mlp::new()).unwrap().0;
+        let model = Float8Config::tensorwise().apply(Mlp::<B>::new()).unwrap().0;
         let valid = model.valid();
         valid.forward(tensor::<F8, 2>([3, D], 1));
         report(&valid).verify().unwrap();
@@ -149,14 +161,12 @@ fn lost_layers_are_named() {
         let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
         let bytes = recorder.record(valid.clone().into_record(), ()).unwrap();
         let loaded: Mlp<F8> = Mlp::new().load_record(recorder.load(bytes, &Default::default()).unwrap());
-        let scheme = <QuantizedTensor<F8> as QTensorPrimitive>::default_scheme().with_value(QuantValue::Q8S);
-        let quantized = valid.clone().quantize_weights(&mut Quantizer { calibration: Calibration::MinMax, scheme });
-        for lost in [loaded, quantized] {
-            lost.forward(tensor::<F8, 2>([3, D], 1));
-            let found = report(&lost);
+        let quantized = valid.clone().quantize_weights(&mut quantizer::<F8>());
+        for model in [loaded, quantized] {
+            model.forward(tensor::<F8, 2>([3, D], 1));
+            let found = report(&model);
             assert_eq!(found.untagged, ["first", "second"]);
-            let error = found.verify().unwrap_err();
-            assert_eq!(error, Float8Error::UntaggedLinears { linears: 2, names: "first, second".into() });
+            assert_eq!(found.verify().unwrap_err(), lost());
             assert!(found.to_string().contains("first carries no layer"), "{found}");
             report(&valid).verify().unwrap();
         }
@@ -169,34 +179,5 @@ fn lost_layers_are_named() {
         set_default_config::<F8>(&Default::default(), None).unwrap();
         mixed.forward(tensor::<F8, 2>([3, D], 1));
         report(&mixed).verify().unwrap();
-    });
-}
-
-/// The same if an untagged linear ran before any configuration was applied.
-#[test]
-fn layers_lost_with_a_default_are_named() {
-    alone("layers_lost_with_a_default_are_named", || {
-        let untagged = linear::<F8>();
-        run(&untagged);
-        drop(applied(Float8Config::tensorwise()));
-        let rebuilt = with_parameters(Mlp::<F8>::new(), 1);
-        rebuilt.forward(tensor::<F8, 2>([3, D], 1));
-        let error = report(&rebuilt).verify().unwrap_err();
-        assert_eq!(error, Float8Error::UntaggedLinears { linears: 2, names: "first, second".into() });
-        report(&untagged).verify().unwrap();
-    });
-}
-
-/// FP8 copies of untagged weights live no longer than copies of tagged weights.
-#[test]
-fn copies_of_untagged_models_live_no_longer_either() {
-    alone("copies_of_untagged_models_live_no_longer_either", || {
-        let model: Mlp<B> = with_parameters(Mlp::new(), 1);
-        let live = |model: &Mlp<B>| report(model).layers.iter().map(|l| l.live_copies).sum::<u64>();
-        let loss = model.forward(tensor::<B, 2>([6, D], 1)).powf_scalar(2.0).mean();
-        assert!(live(&model) > 0);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        let model = SgdConfig::new().init::<B, Mlp<B>>().step(0.1, model, grads);
-        assert_eq!(live(&model), 0);
     });
 }

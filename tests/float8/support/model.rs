@@ -35,13 +35,11 @@ pub struct Model<B: Backend> {
     pub head: Linear<B>,
 }
 
-impl<B: Backend> Model<B> {
-    /// Creates a model of `n` blocks on the default device.
-    pub fn new(n: usize) -> Self {
-        let device = Default::default();
-        B::seed(&device, 7);
-        let linear = |k, n| LinearConfig::new(k, n).with_bias(false).init(&device);
-        let block = |_| Block {
+impl<B: Backend> Block<B> {
+    /// Creates a block on the default device.
+    pub fn new() -> Self {
+        let linear = |k, n| LinearConfig::new(k, n).with_bias(false).init(&Default::default());
+        Self {
             q: linear(D, D),
             k: linear(D, D),
             v: linear(D, D),
@@ -49,19 +47,34 @@ impl<B: Backend> Model<B> {
             gate: linear(D, FF),
             up: linear(D, FF),
             down: linear(FF, D),
-        };
-        Self { blocks: (0..n).map(block).collect(), head: LinearConfig::new(D, 8).init(&device) }
+        }
+    }
+
+    /// All linears, in order.
+    pub fn linears(&self) -> [&Linear<B>; 7] {
+        [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down]
+    }
+
+    /// Maps `[batch, tokens, D]` to `[batch, tokens, D]`.
+    pub fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
+        let (q, k, v) = (self.q.forward(x.clone()), self.k.forward(x.clone()), self.v.forward(x.clone()));
+        let scores = activation::softmax(q.matmul(k.swap_dims(1, 2)) / 4.0, 2);
+        let x = x + self.o.forward(scores.matmul(v));
+        let h = activation::silu(self.gate.forward(x.clone())) * self.up.forward(x.clone());
+        x + self.down.forward(h)
+    }
+}
+
+impl<B: Backend> Model<B> {
+    /// Creates a model of `n` blocks on the default device.
+    pub fn new(n: usize) -> Self {
+        let device = Default::default();
+        B::seed(&device, 7);
+        Self { blocks: (0..n).map(|_| Block::new()).collect(), head: LinearConfig::new(D, 8).init(&device) }
     }
 
     /// Maps `[batch, tokens, D]` to `[batch, tokens, 8]`.
-    pub fn forward(&self, mut x: Tensor<B, 3>) -> Tensor<B, 3> {
-        for b in &self.blocks {
-            let (q, k, v) = (b.q.forward(x.clone()), b.k.forward(x.clone()), b.v.forward(x.clone()));
-            let scores = activation::softmax(q.matmul(k.swap_dims(1, 2)) / 4.0, 2);
-            x = x + b.o.forward(scores.matmul(v));
-            let h = activation::silu(b.gate.forward(x.clone())) * b.up.forward(x.clone());
-            x = x + b.down.forward(h);
-        }
-        self.head.forward(x)
+    pub fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
+        self.head.forward(self.blocks.iter().fold(x, |x, block| block.forward(x)))
     }
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
-use burn::module::{AutodiffModule, Module};
+use burn::module::Module;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig};
 use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder};
+use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, TensorData};
 use burn_float8::{Float8Config, Float8StateModule};
 use burn_train::metric::{LossMetric, MetricDefinition};
 use burn_train::renderer::{
@@ -22,7 +22,7 @@ use burn_train::{
 };
 
 use super::models::{D, Mlp};
-use super::{B, F8, normal, with_parameters};
+use super::{B, F8, mean_square, tensor, with_parameters};
 
 /// Rows of x and of the target.
 #[derive(Clone, Debug)]
@@ -32,74 +32,53 @@ pub struct Batch<B: Backend> {
 }
 
 /// Generates rows from their numbers, with magnitudes that differ between batches.
-#[derive(Clone)]
 struct Rows;
 
 impl<B: Backend> Batcher<B, u64, Batch<B>> for Rows {
-    fn batch(&self, rows: Vec<u64>, device: &B::Device) -> Batch<B> {
-        let n = rows.len();
+    fn batch(&self, rows: Vec<u64>, _: &B::Device) -> Batch<B> {
         let matrix = |width: usize, seed: u64| {
-            let values = rows.iter().flat_map(|row| {
-                let scale = 1.0 + (*row % 5) as f32;
-                normal(width, seed + row).into_iter().map(move |v| v * scale)
-            });
-            Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), [n, width]), device)
+            let row = |row: &u64| tensor::<B, 2>([1, width], seed + row) * (1.0 + (row % 5) as f32);
+            Tensor::cat(rows.iter().map(row).collect(), 0)
         };
         Batch { x: matrix(D, 1000), target: matrix(4, 2000).tanh() }
     }
 }
 
 /// Loader of a range of rows, in batches and in order.
-pub fn loader<B: Backend>(rows: std::ops::Range<u64>, batch_size: usize) -> Arc<dyn DataLoader<B, Batch<B>>> {
+fn loader<B: Backend>(rows: std::ops::Range<u64>, batch_size: usize) -> Arc<dyn DataLoader<B, Batch<B>>> {
     DataLoaderBuilder::new(Rows).batch_size(batch_size).build(InMemDataset::new(rows.collect()))
 }
 
-/// Implements training for a struct with a field `net: Mlp<B>`.
-macro_rules! learnable {
-    ($model:ident) => {
-        impl<A: AutodiffBackend> TrainStep for $model<A> {
-            type Input = Batch<A>;
-            type Output = RegressionOutput<A>;
-
-            fn step(&self, batch: Batch<A>) -> TrainOutput<RegressionOutput<A>> {
-                let output = regress(&self.net, batch);
-                TrainOutput::new(self, output.loss.backward(), output)
-            }
-        }
-
-        impl<A: Backend> InferenceStep for $model<A> {
-            type Input = Batch<A>;
-            type Output = RegressionOutput<A>;
-
-            fn step(&self, batch: Batch<A>) -> RegressionOutput<A> {
-                regress(&self.net, batch)
-            }
-        }
-    };
-}
-
-fn regress<A: Backend>(net: &Mlp<A>, Batch { x, target }: Batch<A>) -> RegressionOutput<A> {
-    let y = net.forward(x);
-    let loss = (y.clone() - target.clone()).powf_scalar(2.0).mean();
-    RegressionOutput::new(loss, y, target)
-}
-
-/// Model with its state before it.
+/// Model with its FP8 state.
 #[derive(Module, Debug)]
 pub struct Trainable<B: Backend> {
     pub float8: Float8StateModule<B>,
     pub net: Mlp<B>,
 }
 
-/// Model with its state after it.
-#[derive(Module, Debug)]
-pub struct StateLast<B: Backend> {
-    pub net: Mlp<B>,
-    pub float8: Float8StateModule<B>,
+impl<A: AutodiffBackend> TrainStep for Trainable<A> {
+    type Input = Batch<A>;
+    type Output = RegressionOutput<A>;
+
+    fn step(&self, batch: Batch<A>) -> TrainOutput<RegressionOutput<A>> {
+        let output = regress(&self.net, batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
 }
 
-learnable!(Trainable);
-learnable!(StateLast);
+impl<A: Backend> InferenceStep for Trainable<A> {
+    type Input = Batch<A>;
+    type Output = RegressionOutput<A>;
+
+    fn step(&self, batch: Batch<A>) -> RegressionOutput<A> {
+        regress(&self.net, batch)
+    }
+}
+
+fn regress<A: Backend>(net: &Mlp<A>, Batch { x, target }: Batch<A>) -> RegressionOutput<A> {
+    let y = net.forward(x);
+    RegressionOutput::new(mean_square(y.clone() - target.clone()), y, target)
+}
 
 /// Converted model with its state.
 pub fn trainable(config: &Float8Config, seed: u64) -> Trainable<B> {
@@ -143,23 +122,20 @@ impl MetricsRenderer for Collect {
     fn register_metric(&mut self, _: MetricDefinition) {}
 }
 
-/// Components of a run in burn-train.
-pub type Components<M> = LearningComponentsMarker<B, f64, M, OptimizerAdaptor<AdamW, M, B>>;
+/// A run of burn-train's learner.
+pub type Training = SupervisedTraining<LearningComponentsMarker<B, f64, Model, OptimizerAdaptor<AdamW, Model, B>>>;
+
+type Model = Trainable<B>;
 
 /// Trains on 12 rows and validates on 4 with burn-train; `setup` may change the run.
-pub fn fit<M>(
-    model: M,
+pub fn fit(
+    model: Model,
     folder: &Path,
     epochs: usize,
-    rate: f64,
-    setup: impl FnOnce(SupervisedTraining<Components<M>>) -> SupervisedTraining<Components<M>>,
-) -> (History, M::InnerModule)
-where
-    M: TrainStep<Input = Batch<B>, Output = RegressionOutput<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep<Input = Batch<F8>, Output = RegressionOutput<F8>>,
-{
+    setup: impl FnOnce(Training) -> Training,
+) -> (History, Trainable<F8>) {
     let losses = Collect::default();
-    let training = SupervisedTraining::<Components<M>>::new(folder, loader(0..12, 3), loader(12..16, 2))
+    let training = Training::new(folder, loader(0..12, 3), loader(12..16, 2))
         .renderer(losses.clone())
         // The default would install a logger for the whole process.
         .with_application_logger(None)
@@ -167,7 +143,7 @@ where
         .metric_train_numeric(LossMetric::new())
         .metric_valid_numeric(LossMetric::new())
         .num_epochs(epochs);
-    let result = setup(training).launch(Learner::new(model, AdamWConfig::new().init(), rate));
+    let result = setup(training).launch(Learner::new(model, AdamWConfig::new().init(), 1e-2));
     let history = losses.0.lock().unwrap().clone();
     (history, result.model)
 }

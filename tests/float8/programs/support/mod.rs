@@ -4,9 +4,10 @@ pub mod learner;
 pub mod models;
 
 use burn::backend::{Autodiff, Flex};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorData};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{
     Float8, Float8Config, Float8Error, Float8Stack, Recipe, Report, report,
     report::{LayerReport, UNTAGGED_NAME},
@@ -15,6 +16,7 @@ pub use test_data::{panic_of, relative_error};
 
 pub use crate::support::operand::values;
 pub use crate::support::{mean_square, train};
+use crate::support::{normal, operand};
 
 /// FP8 backend.
 pub type B = Float8<Autodiff<Flex>>;
@@ -23,15 +25,9 @@ pub type F8 = Float8<Flex>;
 /// Autodiff without FP8.
 pub type Plain = Autodiff<Flex>;
 
-/// `n` approximately normal values; seeds start at 0.
-pub fn normal(n: usize, seed: u64) -> Vec<f32> {
-    test_data::normal(n, seed + 1)
-}
-
 /// Normal tensor on the default device, the same for every backend.
 pub fn tensor<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
-    let values = normal(shape.iter().product(), seed);
-    Tensor::from_data(TensorData::new(values, shape), &Default::default())
+    operand::tensor(normal(shape.iter().product(), seed + 1), shape)
 }
 
 /// Input `[6, D]` of an [`Mlp`](models::Mlp).
@@ -39,15 +35,9 @@ pub fn x<B: Backend>(seed: u64) -> Tensor<B, 2> {
     tensor([6, models::D], seed)
 }
 
-/// Input `[2, 4, D]` of an [`Attention`](models::Attention).
-pub fn x3<B: Backend>(seed: u64) -> Tensor<B, 3> {
-    tensor([2, 4, models::D], seed)
-}
-
 /// Mean squared distance of y to a fixed target.
 pub fn to_target<B: Backend, const R: usize>(y: Tensor<B, R>) -> Tensor<B, 1> {
-    let target = tensor::<B, R>(y.dims(), 2).tanh();
-    mean_square(y - target)
+    mean_square(y.clone() - tensor(y.dims(), 2).tanh())
 }
 
 /// Values of a tensor as a new constant, on any backend.
@@ -63,24 +53,11 @@ pub fn bits<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<u32> {
 /// Sets parameters that depend only on their position and the seed. Burn's `seed` is shared by all
 /// tests of the process.
 pub fn with_parameters<B: Backend, M: Module<B>>(model: M, seed: u64) -> M {
-    struct Set {
-        path: Vec<String>,
-        seed: u64,
-    }
+    struct Set(u64);
     impl<B: Backend> ModuleMapper<B> for Set {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            self.seed += 1;
-            let is_norm = self.path.iter().any(|name| name.starts_with("norm"));
-            if is_norm {
-                return param;
-            }
-            let seed = self.seed;
+            self.0 += 1;
+            let seed = self.0;
             param.map(|t| {
                 let dims = t.dims();
                 let scale = if D == 1 { 0.05 } else { (dims[0] as f32).powf(-0.5) };
@@ -89,25 +66,12 @@ pub fn with_parameters<B: Backend, M: Module<B>>(model: M, seed: u64) -> M {
             })
         }
     }
-    model.map(&mut Set { path: vec![], seed: 1000 * seed })
+    model.map(&mut Set(1000 * seed))
 }
 
 /// Model with fixed parameters and the configuration applied.
 pub fn applied<B: Float8Stack, M: Module<B>>(config: &Float8Config, model: M) -> M {
     config.apply(with_parameters(model, 1)).unwrap_or_else(|error| panic!("{}", Float8Error::from(error))).0
-}
-
-/// Whether each parameter requires a gradient, in the order of the model.
-pub fn trained<B: Backend, M: Module<B>>(model: &M) -> Vec<bool> {
-    struct Trained(Vec<bool>);
-    impl<B: Backend> ModuleVisitor<B> for Trained {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.0.push(param.is_require_grad());
-        }
-    }
-    let mut found = Trained(vec![]);
-    model.visit(&mut found);
-    found.0
 }
 
 /// Panics unless the last loss is well below the first.
@@ -133,42 +97,25 @@ pub fn layer_of<B: Float8Stack, M: Module<B>>(model: &M, name: &str) -> LayerRep
     layer(&own_report(model), name).clone()
 }
 
-/// FP8 calls of fprop, dgrad and wgrad.
-pub fn float8_calls(layer: &LayerReport) -> [u64; 3] {
-    [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.native + gemm.emulated)
+/// FP8 and high-precision calls of fprop, dgrad and wgrad.
+pub fn calls(layer: &LayerReport) -> [[u64; 3]; 2] {
+    let gemms = [&layer.fprop, &layer.dgrad, &layer.wgrad];
+    [gemms.map(|gemm| gemm.native + gemm.emulated), gemms.map(|gemm| gemm.high_precision)]
 }
 
-/// High-precision calls of fprop, dgrad and wgrad.
-pub fn high_precision_calls(layer: &LayerReport) -> [u64; 3] {
-    [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.high_precision)
+/// FP8 calls of fprop, dgrad and wgrad.
+pub fn float8_calls(layer: &LayerReport) -> [u64; 3] {
+    calls(layer)[0]
+}
+
+/// Gradient of a linear's weight.
+pub fn dw<A: AutodiffBackend>(l: &Linear<A>, grads: &A::Gradients) -> Tensor<A::InnerBackend, 2> {
+    l.weight.grad(grads).expect("tracked")
 }
 
 /// Whether a recipe computes the weight gradient in FP8.
 pub fn has_float8_wgrad(recipe: Recipe) -> bool {
     !matches!(recipe, Recipe::RowwiseWithGwHp | Recipe::Mxfp8WgradWithHp)
-}
-
-/// Counters of a model's layers: FP8 and high-precision calls, casts of x, w and dy, matmuls on the
-/// weight.
-pub fn counters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<(String, [[u64; 3]; 3], u64)> {
-    let counters =
-        |l: &LayerReport| (l.name.clone(), [float8_calls(l), high_precision_calls(l), l.casts], l.weight_matmuls);
-    own_report(model).layers.iter().map(counters).collect()
-}
-
-/// Panics unless every linear ran each of its three GEMMs `calls` times in FP8, and never in high
-/// precision.
-pub fn assert_all_in_float8<B: Float8Stack, M: Module<B>>(model: &M, names: &[&str], calls: u64) {
-    let report = own_report(model);
-    let found: Vec<_> = report.layers.iter().map(|l| l.name.as_str()).collect();
-    assert_eq!(found, names);
-    for l in &report.layers {
-        assert_eq!(float8_calls(l), [calls; 3], "{}\n{report}", l.name);
-        assert_eq!(high_precision_calls(l), [0; 3], "{}\n{report}", l.name);
-    }
-    let totals = report.totals();
-    assert_eq!(totals.native + totals.emulated, 3 * calls * names.len() as u64);
-    report.verify().unwrap();
 }
 
 /// Backward of a separate graph. Autodiff then drops saved tensors of unreferenced graphs.
