@@ -7,9 +7,9 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use float8_kernels::fused::{rms_norm, rotary, swiglu};
 use float8_kernels::{
-    Cast, Format, GemmArgs, GemmConfig, Granularity, Grouping, Groups, KernelError, MatrixView, Operand, Orientation,
-    ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_to_f32, grouped_scaled_gemm, health, quantize,
-    quantize_with_amax, scaled_gemm, supports, transpose,
+    Cast, Format, GemmArgs, GemmConfig, Granularity, Grouping, Groups, KernelError, MAX_INDEX, MatrixView, Operand,
+    Orientation, ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_to_f32, grouped_scaled_gemm, health,
+    quantize, quantize_with_amax, scaled_gemm, supports, transpose,
 };
 use kernel_tests::{BF16, F16, F32, HostMatrix};
 
@@ -88,8 +88,8 @@ fn views_that_do_not_fit() {
         ([usize::MAX, usize::MAX], [usize::MAX, usize::MAX]),
         ([2, 1], [1 << 33, 1]),
     ] {
-        let limit = u64::from(u32::MAX);
-        is_refused(&client, &view(&client, shape, strides), &KernelError::TooLarge { rows, cols, strides, limit });
+        let want = KernelError::TooLarge { rows, cols, strides, limit: MAX_INDEX };
+        is_refused(&client, &view(&client, shape, strides), &want);
     }
     let ints = MatrixView { dtype: INT, ..view(&client, [3, 4], [4, 1]) };
     is_refused(&client, &ints, &KernelError::UnsupportedDtype { dtype: INT });
