@@ -55,7 +55,7 @@ pub use cast::{casts, encoder_inputs};
 pub use compare::{EMULATE, FAST, PRECISE};
 pub use data::{BF16, DTYPES, F16, F32};
 pub use device::poison;
-pub use gemm::{Gemm, GroupSizes, Memory};
+pub use gemm::{Gemm, GroupSizes, GroupsCase, Memory};
 pub use golden::visit_goldens;
 pub use linear::{visit_golden_linears, visit_linears};
 pub use matrix::{Codes, HostMatrix, MX};
