@@ -27,15 +27,12 @@ fn inputs<R: Runtime>(all: &Cases<'_, R>) -> Vec<Input> {
     let mut inputs: Vec<_> = all.sizes(&SHAPES, &LARGE).into_iter().map(|shape| Input::new(shape, BF16)).collect();
     for dtype in DTYPES {
         inputs.extend(Layout::ALL.map(|layout| Input { layout, ..Input::new([70, 133], dtype) }));
-        for content in Content::ALL {
-            inputs.push(Input { content, ..Input::new([37, 140], dtype) });
-        }
+        let new = Input::new([37, 140], dtype);
+        inputs.extend(Content::ALL.map(|content| Input { content, ..new }));
         // NaN wins over infinity in every layout.
-        for layout in &Layout::ALL[1..] {
-            inputs.push(Input { layout: *layout, content: Content::Ends, ..Input::new([37, 140], dtype) });
-        }
+        inputs.extend(Layout::ALL[1..].iter().map(|&layout| Input { layout, content: Content::Ends, ..new }));
     }
-    let repeated = Layout::REPEATED.into_iter().zip([[50, 3], [3, 50], [5, 7]]);
+    let repeated = Layout::repeated().into_iter().zip([[50, 3], [3, 50], [5, 7]]);
     inputs.extend(repeated.map(|(layout, shape)| Input { layout, ..Input::new(shape, F32) }));
     inputs
 }
@@ -64,7 +61,7 @@ fn check_peaks<R: Runtime>(client: &ComputeClient<R>, input: Input) -> Result<f6
     let mut x = vec![0.5; shape[0] * shape[1]];
     for (i, place) in far_places(shape).into_iter().enumerate() {
         x[place] = [-2.0, f32::NEG_INFINITY, -2.5, f32::NAN, 3.0][i];
-        let view = upload(client, &x, shape, layout, dtype);
+        let (view, _) = upload(client, &x, shape, layout, dtype);
         check_view(client, &view, x[place].abs()).map_err(|failure| wrong!("at {place}: {failure}"))?;
         x[place] = 0.5;
     }

@@ -3,8 +3,11 @@
 use core::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use float8_kernels::KernelError;
+use float8_kernels::{KernelError, supports};
+
+use crate::data::{DTYPES, F32};
 
 /// Size of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +29,11 @@ pub(crate) fn kebab(variant: &impl fmt::Debug) -> String {
         name.extend(c.to_lowercase());
     }
     name
+}
+
+/// All pairs of two elements, in order.
+pub(crate) fn pairs<T: Copy, const N: usize>(all: [T; N]) -> impl Iterator<Item = [T; 2]> {
+    all.into_iter().flat_map(move |a| all.map(|b| [a, b]))
 }
 
 /// A case that has not run yet.
@@ -102,6 +110,16 @@ impl<'a, R: Runtime> Cases<'a, R> {
     pub(crate) fn sizes<T: Copy>(&self, small: &[T], large: &[T]) -> Vec<T> {
         let large = if self.size == Size::Full { large } else { &[] };
         small.iter().chain(large).copied().collect()
+    }
+
+    /// Dtypes that the device stores.
+    pub(crate) fn dtypes(&self) -> Vec<StorageType> {
+        DTYPES.into_iter().filter(|dtype| supports(self.client, *dtype)).collect()
+    }
+
+    /// The last of [`dtypes`](Self::dtypes): bf16, if the device stores it.
+    pub(crate) fn half(&self) -> StorageType {
+        self.dtypes().pop().unwrap_or(F32)
     }
 
     pub(crate) fn add(

@@ -3,7 +3,7 @@
 //! An element passes if `|got - want| ≤ bound · Σ |a·b| + rounding`. It must be NaN or infinite
 //! exactly where the f64 product is. `bound` is
 //! [`GemmPath::error_bound`](float8_kernels::GemmPath::error_bound), and `rounding` is half a step
-//! of a 16-bit output. For codes that [are exact](Codes::is_exact) every bit must be right.
+//! of a 16-bit output. For codes that [are exact](crate::Codes::is_exact) every bit must be right.
 
 use cubecl::ir::StorageType;
 use float8_kernels::GemmConfig;
@@ -11,8 +11,7 @@ use float8_kernels::GemmConfig;
 use crate::Failure;
 use crate::case::wrong;
 use crate::data::{BF16, F16, Random, to_dtype};
-use crate::matrix::{Codes, HostMatrix};
-use crate::oracle::{Element, product};
+use crate::oracle::{Element, Factor, products};
 
 /// Sums move to f32 registers after every 128 products of the contraction.
 pub const PRECISE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: false };
@@ -24,65 +23,26 @@ pub const EMULATE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: tru
 /// Largest M · N · K for which the host computes the whole product.
 pub(crate) const MAX_PRODUCTS: usize = 1 << 31;
 
-/// Expected elements of an output: some rows of a product, or of its transpose.
-pub(crate) struct Expected {
-    pub(crate) rows: Vec<usize>,
-    pub(crate) elements: Vec<Element>,
-    /// Length of a row.
-    pub(crate) width: usize,
-    pub(crate) transposed: bool,
-}
-
-impl Expected {
-    /// `A · Bᵀ` in f64: all of it, or sampled rows and columns, which include the edges of tiles.
-    pub(crate) fn of(a: &HostMatrix, b: &HostMatrix, full: bool) -> Vec<Self> {
-        if full { vec![Self::all(a, b)] } else { Self::sampled(a, b).into() }
+/// Elements of `A · Bᵀ` in f64, with their rows and columns: all of them, or all elements of sampled
+/// rows and of sampled columns, which include the edges of tiles.
+pub(crate) fn elements(a: &Factor, b: &Factor, full: bool) -> Vec<([usize; 2], Element)> {
+    let [all_rows, all_cols] = [a, b].map(|factor| (0..factor.shape[0]).collect::<Vec<_>>());
+    let of = |rows: &[usize], cols: &[usize]| {
+        let part = |factor: &Factor, rows: &[usize]| factor.part(rows.iter().copied(), 0..factor.shape[1]);
+        let elements = products(&part(a, rows), &part(b, cols)).into_iter().enumerate();
+        elements.map(|(i, element)| ([rows[i / cols.len()], cols[i % cols.len()]], element)).collect::<Vec<_>>()
+    };
+    if full {
+        return of(&all_rows, &all_cols);
     }
-
-    /// All elements of `A · Bᵀ`.
-    pub(crate) fn all(a: &HostMatrix, b: &HostMatrix) -> Self {
-        let rows: Vec<_> = (0..a.shape[0]).collect();
-        Self { elements: product(a, b, &rows), rows, width: b.shape[0], transposed: false }
-    }
-
-    fn sampled(a: &HostMatrix, b: &HostMatrix) -> [Self; 2] {
-        [(a, b, false), (b, a, true)].map(|(left, right, transposed)| {
-            let rows = sample(left.shape[0]);
-            Self { elements: product(left, right, &rows), rows, width: right.shape[0], transposed }
-        })
-    }
-
-    /// All elements, as computed by another kernel. `size` holds the same kernel's result for
-    /// magnitudes.
-    pub(crate) fn given(want: &[f32], size: &[f32], width: usize) -> Self {
-        let element = |(want, size): (&f32, &f32)| Element { want: f64::from(*want), size: f64::from(*size) };
-        let elements = want.iter().zip(size).map(element).collect();
-        Self { elements, rows: (0..want.len() / width).collect(), width, transposed: false }
-    }
-
-    /// Rows that must be zero.
-    pub(crate) fn zeros(rows: usize, width: usize) -> Self {
-        let zero = Element { want: 0.0, size: 0.0 };
-        Self { elements: vec![zero; rows * width], rows: (0..rows).collect(), width, transposed: false }
-    }
-
-    /// Elements with their row and column in the output.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = ([usize; 2], Element)> {
-        self.elements.iter().enumerate().map(|(i, element)| {
-            let (row, col) = (self.rows[i / self.width], i % self.width);
-            (if self.transposed { [col, row] } else { [row, col] }, *element)
-        })
-    }
+    [of(&sample(all_rows.len()), &all_cols), of(&all_rows, &sample(all_cols.len()))].concat()
 }
 
 /// Samples rows: both ends, both sides of the edges of tiles, and some between.
 fn sample(rows: usize) -> Vec<usize> {
     let mut random = Random::new(rows as u64);
-    let mut sample: Vec<_> = [0, 1, 63, 64, 127, 128, 191, 192, 255, 256, 257].into();
-    sample.extend(
-        [rows - 1, rows.saturating_sub(2), rows / 128 * 128, (rows - 1) / 256 * 256, rows / 2]
-            .map(|row| row.min(rows - 1)),
-    );
+    let ends = [rows - 1, rows.saturating_sub(2), rows / 128 * 128, (rows - 1) / 256 * 256, rows / 2];
+    let mut sample = [&[0, 1, 63, 64, 127, 128, 191, 192, 255, 256, 257], &ends[..]].concat();
     sample.extend((0..8).map(|_| random.below(rows)));
     sample.retain(|&row| row < rows);
     sample.sort_unstable();
@@ -103,8 +63,8 @@ fn rounding(x: f64, dtype: StorageType) -> f64 {
 
 /// Running result of a comparison.
 pub(crate) struct Comparison {
-    /// Codes of the operands.
-    codes: Codes,
+    /// Whether every bit must be right.
+    exact: bool,
     /// Dtype of the output.
     out: StorageType,
     elements: usize,
@@ -114,8 +74,8 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    pub(crate) fn new(codes: Codes, out: StorageType) -> Self {
-        Self { codes, out, elements: 0, failures: 0, first: None, worst: 0.0 }
+    pub(crate) fn new(exact: bool, out: StorageType) -> Self {
+        Self { exact, out, elements: 0, failures: 0, first: None, worst: 0.0 }
     }
 
     /// Compares the element at `place`. It may be wrong by `bound · size` plus the rounding to the
@@ -125,12 +85,18 @@ impl Comparison {
         let share = |right: bool| if right { 0.0 } else { f64::INFINITY };
         let error = if !want.is_finite() {
             share((want.is_nan() && got.is_nan()) || got == want)
-        } else if self.codes.is_exact() {
+        } else if self.exact {
             share(got == f64::from(to_dtype(&[want as f32], self.out).1[0]))
         } else {
             let allowed = bound * size + rounding(want, self.out);
             let error = (got - want).abs();
-            if error <= allowed { if allowed > 0.0 { error / allowed } else { 0.0 } } else { f64::INFINITY }
+            if error == 0.0 {
+                0.0
+            } else if error <= allowed {
+                error / allowed
+            } else {
+                f64::INFINITY
+            }
         };
         self.elements += 1;
         if error > 1.0 {
@@ -158,7 +124,7 @@ mod tests {
     #[test]
     fn repairs_are_noticed() {
         let passes = |got: [f32; 2]| {
-            let mut comparison = Comparison::new(Codes::NanCode, crate::data::F32);
+            let mut comparison = Comparison::new(false, crate::data::F32);
             for (i, want) in [f64::NAN, f64::INFINITY].into_iter().enumerate() {
                 comparison.add([i, 0], got[i], Element { want, size: 1.0 }, 1e-3);
             }
@@ -174,13 +140,13 @@ mod tests {
     #[test]
     fn zeros_are_exact() {
         for (out, least) in [(crate::data::F32, 1e-45), (BF16, 9.3e-41), (F16, 2f32.powi(-24))] {
-            for codes in [Codes::Random, Codes::Exact] {
+            for exact in [false, true] {
                 let passes = |got: f32| {
-                    let mut comparison = Comparison::new(codes, out);
-                    Expected::zeros(1, 1).iter().for_each(|(place, zero)| comparison.add(place, got, zero, 1e-3));
+                    let mut comparison = Comparison::new(exact, out);
+                    comparison.add([0, 0], got, Element { want: 0.0, size: 0.0 }, 1e-3);
                     comparison.finish().is_ok()
                 };
-                assert!(passes(0.0) && passes(-0.0) && !passes(least) && !passes(f32::NAN), "{codes} {out}");
+                assert!(passes(0.0) && passes(-0.0) && !passes(least) && !passes(f32::NAN), "{exact} {out}");
             }
         }
     }

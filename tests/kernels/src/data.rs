@@ -1,14 +1,10 @@
 //! Reproducible contents of matrices: ordinary values, and values that casts and sums may get
 //! wrong.
 
-use core::fmt;
-
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use float8_kernels::check::{floats, in_dtype};
 use test_data::normal;
 pub(crate) use test_data::{Random, same, transpose};
-
-use crate::case::kebab;
 
 /// `f32`
 pub const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
@@ -73,7 +69,12 @@ impl Content {
     /// Row-major elements for a matrix of `dtype`, not yet rounded to it.
     pub(crate) fn fill(self, [rows, cols]: [usize; 2], dtype: StorageType, seed: u64) -> Vec<f32> {
         const CONSTANTS: [f32; 6] = [0.0, -0.0, f32::from_bits(1), -1e-40, 1e-30, -1.0];
-        let (tiny, huge) = if dtype == F16 { (2f32.powi(-15), 6e4) } else { (2f32.powi(-127), 3e38) };
+        // Magnitudes of subnormals and of huge values, and the smallest subnormal. `powi` may give zero.
+        let [tiny, huge, least] = match dtype {
+            F16 => [2f32.powi(-15), 6e4, 2f32.powi(-24)],
+            BF16 => [2f32.powi(-127), 3e38, f32::from_bits(1 << 16)],
+            _ => [2f32.powi(-127), 3e38, f32::from_bits(1)],
+        };
         let len = rows * cols;
         let mut random = Random::new(seed);
         let random = &mut random;
@@ -97,7 +98,7 @@ impl Content {
             Content::OneNan => x[place] = f32::NAN,
             Content::OneInf => x[place] = f32::NEG_INFINITY,
             Content::Ties => x[place] = -448.0,
-            Content::Least => x[place] = -least(dtype),
+            Content::Least => x[place] = -least,
             Content::Ends => {
                 x[0] = f32::NEG_INFINITY;
                 x[len - 1] = -f32::NAN;
@@ -114,23 +115,6 @@ impl Content {
             _ => {}
         }
         x
-    }
-}
-
-impl fmt::Display for Content {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&kebab(self))
-    }
-}
-
-/// Smallest subnormal of the dtype. f32 and bf16 use bits, since `powi` may give zero.
-fn least(dtype: StorageType) -> f32 {
-    if dtype == F16 {
-        2f32.powi(-24)
-    } else if dtype == BF16 {
-        f32::from_bits(1 << 16)
-    } else {
-        f32::from_bits(1)
     }
 }
 

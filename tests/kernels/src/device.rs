@@ -39,7 +39,7 @@ pub(crate) fn must_be(got: &[f32], want: &[f32], width: usize) -> Result<(), Fai
     match (0..got.len()).find(differ) {
         Some(i) => {
             let (at, differ) = ([i / width, i % width], (0..got.len()).filter(differ).count());
-            Err(wrong!("{at:?} is {:e}, not {:e}; {differ} differ", got[i], want[i]))
+            Err(wrong!("{at:?} is {:?}, not {:?}; {differ} differ", got[i], want[i]))
         }
         None => Ok(()),
     }
@@ -76,12 +76,6 @@ pub(crate) enum Layout {
     Gapped,
     /// Row-major, at an offset of 259 elements in an allocation.
     Offset,
-    /// All rows share memory, as in a broadcast.
-    RepeatedRow,
-    /// All columns share memory.
-    RepeatedColumn,
-    /// All elements share memory.
-    RepeatedElement,
     /// These strides, at an offset in elements.
     Strided {
         offset: usize,
@@ -94,8 +88,10 @@ impl Layout {
     pub(crate) const ALL: [Layout; 6] =
         [Layout::RowMajor, Layout::ColumnMajor, Layout::Pitched, Layout::AlignedPitch, Layout::Gapped, Layout::Offset];
 
-    /// Layouts with a stride of zero.
-    pub(crate) const REPEATED: [Layout; 3] = [Layout::RepeatedRow, Layout::RepeatedColumn, Layout::RepeatedElement];
+    /// Layouts whose rows, columns or elements share memory, as in a broadcast.
+    pub(crate) fn repeated() -> [Self; 3] {
+        [[0, 1], [1, 0], [0, 0]].map(|strides| Layout::Strided { offset: 0, strides })
+    }
 
     /// Offset of element (0, 0), and the strides.
     fn geometry(self, [rows, cols]: [usize; 2]) -> (usize, [usize; 2]) {
@@ -106,9 +102,6 @@ impl Layout {
             Layout::AlignedPitch => (0, [cols.next_multiple_of(64), 1]),
             Layout::Gapped => (0, [cols * 3, 3]),
             Layout::Offset => (256 + 3, [cols, 1]),
-            Layout::RepeatedRow => (0, [0, 1]),
-            Layout::RepeatedColumn => (0, [1, 0]),
-            Layout::RepeatedElement => (0, [0, 0]),
             Layout::Strided { offset, strides } => (offset, strides),
         }
     }
@@ -127,7 +120,7 @@ impl fmt::Display for Layout {
 ///
 /// Also returns the values of the view, rounded to `dtype`. Elements that share memory have the
 /// value of the last one.
-pub(crate) fn place<R: Runtime>(
+pub(crate) fn upload<R: Runtime>(
     client: &ComputeClient<R>,
     x: &[f32],
     shape @ [rows, cols]: [usize; 2],
@@ -149,23 +142,6 @@ pub(crate) fn place<R: Runtime>(
     }
     let values = (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| rounded[at(r, c)]).collect();
     (MatrixView { handle, shape, strides, dtype }, values)
-}
-
-/// [`place`] without the values.
-pub(crate) fn upload<R: Runtime>(
-    client: &ComputeClient<R>,
-    x: &[f32],
-    shape: [usize; 2],
-    layout: Layout,
-    dtype: StorageType,
-) -> MatrixView {
-    place(client, x, shape, layout, dtype).0
-}
-
-/// Transpose of a view.
-pub(crate) fn flip(x: &MatrixView) -> MatrixView {
-    let ([rows, cols], [row, col]) = (x.shape, x.strides);
-    MatrixView { handle: x.handle.clone(), shape: [cols, rows], strides: [col, row], dtype: x.dtype }
 }
 
 /// Puts `x` on the device, `stride` elements apart, with NaN between.

@@ -4,13 +4,15 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use float8_kernels::fused::{rms_norm, rms_norm_backward, rotary, swiglu, swiglu_backward};
-use float8_kernels::{KernelError, MatrixView, reference, supports};
+use float8_kernels::reference;
 
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::data::{Content, DTYPES, F32, from_dtype};
-use crate::device::{Layout, poison, read};
+use crate::compare::Comparison;
+use crate::data::{Content, F32, from_dtype};
+use crate::device::{Layout, poison, read, upload};
 use crate::input::Input;
+use crate::oracle::Element;
 
 /// One unit a row, a few units, rows that are no multiple of a vector, and rows longer than a cube
 /// takes at once.
@@ -27,7 +29,7 @@ const LARGE_HEADS: [[usize; 4]; 1] = [[2, 4096, 32, 128]];
 const EPSILON: f32 = 1e-5;
 
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
-    for dtype in DTYPES.into_iter().filter(|dtype| supports(all.client, *dtype)) {
+    for dtype in all.dtypes() {
         for shape @ [rows, cols] in all.sizes(&SHAPES, &LARGE) {
             for layout in [Layout::RowMajor, Layout::Offset] {
                 let of = format!("{rows}x{cols} {dtype} {layout}");
@@ -43,123 +45,85 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
             all.add(name, |client| check_rotary(client, dims, dtype));
         }
     }
-    all.add("fused refused", check_refused);
 }
 
-/// Compares the device's output with `want`. Returns the worst error as a share of the allowed
-/// error.
-fn compare<R: Runtime>(
-    client: &ComputeClient<R>,
-    (what, dtype): (&str, StorageType),
-    got: Handle,
-    want: &[f64],
+/// A result on the device, and its definition.
+struct Made {
+    what: &'static str,
+    dtype: StorageType,
+    handle: Handle,
+    want: Vec<f64>,
     tolerance: f64,
-) -> Result<f64, Failure> {
-    let got = from_dtype(&read(client, got)?, dtype);
-    if got.len() != want.len() {
-        return Err(wrong!("{what}: {} elements, not {}", got.len(), want.len()));
-    }
-    // Half a step is at most 2^-11 of a value in f16, and 2^-8 in bf16.
-    let rounding = if dtype == F32 { 0.0 } else { 2f64.powi(if dtype == crate::F16 { -11 } else { -8 }) };
-    // Inputs are of magnitude 1, and terms may cancel.
-    let largest = want.iter().fold(1.0, |max: f64, want| max.max(want.abs()));
-    let mut worst = 0.0;
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let allowed = tolerance * largest + rounding * want.abs();
-        let error = (f64::from(*got) - want).abs() / allowed;
-        if error.is_nan() || error > 1.0 {
-            return Err(wrong!("{what}[{i}] is {got:e}, not {want:e}"));
+}
+
+/// Compares results with their definitions. Returns the worst error as a share of the allowed error.
+fn compare<R: Runtime>(client: &ComputeClient<R>, made: Vec<Made>) -> Result<f64, Failure> {
+    let mut worst = 0f64;
+    for Made { what, dtype, handle, want, tolerance } in made {
+        let got = from_dtype(&read(client, handle)?, dtype);
+        if got.len() != want.len() {
+            return Err(wrong!("{what}: {} elements, not {}", got.len(), want.len()));
         }
-        worst = f64::max(worst, error);
+        // Inputs are of magnitude 1, and terms may cancel.
+        let size = want.iter().fold(1.0, |max: f64, want| max.max(want.abs()));
+        let mut comparison = Comparison::new(false, dtype);
+        for (i, (got, want)) in got.into_iter().zip(want).enumerate() {
+            comparison.add([0, i], got, Element { want, size }, tolerance);
+        }
+        worst = worst.max(comparison.finish().map_err(|failure| wrong!("{what}: {failure}"))?);
     }
     Ok(worst)
 }
 
 fn check_swiglu<R: Runtime>(client: &ComputeClient<R>, input: Input) -> Result<f64, Failure> {
-    let [(a, a_values), (b, b_values), (dy, dy_values)] = [1, 2, 3].map(|seed| input.upload(client, seed));
-    let bytes = a_values.len() * input.dtype.size();
-    poison(client, &[bytes, bytes])?;
+    let [(a, a_values), (b, b_values), (d, dy)] = [1, 2, 3].map(|seed| input.upload(client, seed));
+    poison(client, &[dy.len() * input.dtype.size(); 3])?;
     let y = swiglu(client, &a, &b)?;
-    let mut worst = compare(client, ("y", input.dtype), y, &reference::fused::swiglu(&a_values, &b_values), 1e-6)?;
-    let want = reference::fused::swiglu_backward(&a_values, &b_values, &dy_values);
-    let gradients = swiglu_backward(client, &a, &b, &dy)?;
-    for ((what, got), want) in ["da", "db"].into_iter().zip(gradients).zip(&want) {
-        worst = worst.max(compare(client, (what, input.dtype), got, want, 1e-6)?);
-    }
-    Ok(worst)
+    let [da, db] = swiglu_backward(client, &a, &b, &d)?;
+    let [want_a, want_b] = reference::fused::swiglu_backward(&a_values, &b_values, &dy);
+    let made = |what, handle, want| Made { what, dtype: input.dtype, handle, want, tolerance: 1e-6 };
+    let want = reference::fused::swiglu(&a_values, &b_values);
+    compare(client, vec![made("y", y, want), made("da", da, want_a), made("db", db, want_b)])
 }
 
 fn check_rms_norm<R: Runtime>(client: &ComputeClient<R>, input: Input, gamma: StorageType) -> Result<f64, Failure> {
-    let [rows, cols] = input.shape;
-    let [(x, x_values), (dy, dy_values)] = [1, 2].map(|seed| input.upload(client, seed));
-    let (gamma, gamma_values) = Input { shape: [1, cols], dtype: gamma, ..input }.upload(client, 3);
-    let bytes = x_values.len() * input.dtype.size();
+    let Input { shape: [rows, cols], dtype, .. } = input;
+    let [(x, values), (d, dy)] = [1, 2].map(|seed| input.upload(client, seed));
+    let (gamma, gammas) = Input { shape: [1, cols], dtype: gamma, ..input }.upload(client, 3);
+    let bytes = dy.len() * dtype.size();
     poison(client, &[bytes, bytes, 512 * cols * 4, cols * 4])?;
     let y = rms_norm(client, &x, &gamma, EPSILON)?;
+    let [dx, dgamma] = rms_norm_backward(client, &x, &gamma, &d, EPSILON)?;
     let epsilon = f64::from(EPSILON);
-    let want = reference::fused::rms_norm(&x_values, &gamma_values, epsilon);
-    let mut worst = compare(client, ("y", input.dtype), y, &want, 1e-6)?;
-    let want = reference::fused::rms_norm_backward(&x_values, &gamma_values, &dy_values, epsilon);
-    let [dx, dgamma] = rms_norm_backward(client, &x, &gamma, &dy, EPSILON)?;
-    worst = worst.max(compare(client, ("dx", input.dtype), dx, &want[0], 2e-6)?);
+    let [want_x, want_gamma] = reference::fused::rms_norm_backward(&values, &gammas, &dy, epsilon);
     // `dgamma` sums one term for each row.
-    let tolerance = 1e-6 * (rows as f64).sqrt().max(2.0);
-    Ok(worst.max(compare(client, ("dgamma", F32), dgamma, &want[1], tolerance)?))
+    let of_sums = 1e-6 * (rows as f64).sqrt().max(2.0);
+    let want = reference::fused::rms_norm(&values, &gammas, epsilon);
+    compare(
+        client,
+        vec![
+            Made { what: "y", dtype, handle: y, want, tolerance: 1e-6 },
+            Made { what: "dx", dtype, handle: dx, want: want_x, tolerance: 2e-6 },
+            Made { what: "dgamma", dtype: F32, handle: dgamma, want: want_gamma, tolerance: of_sums },
+        ],
+    )
 }
 
 fn check_rotary<R: Runtime>(client: &ComputeClient<R>, dims: [usize; 4], dtype: StorageType) -> Result<f64, Failure> {
     let [batch, len, heads, dim] = dims;
     let input = Input { content: Content::Normal, ..Input::new([batch * len * heads, dim], dtype) };
-    let (x, x_values) = input.upload(client, 1);
-    let angles: Vec<f32> = (0..len * dim / 2).map(|i| (i % 97) as f32 * 0.13).collect();
-    let table = |function: fn(f32) -> f32| {
-        let values: Vec<f32> = angles.iter().copied().map(function).collect();
-        let handle = crate::device::upload_f32(client, &values);
-        (MatrixView { handle, shape: [len, dim / 2], strides: [dim / 2, 1], dtype: F32 }, values)
-    };
-    let ((cos, cos_values), (sin, sin_values)) = (table(f32::cos), table(f32::sin));
-    poison(client, &[x_values.len() * dtype.size()])?;
-    let mut worst = 0.0;
-    for back in [false, true] {
-        let got = rotary(client, &x, [&cos, &sin], [batch, len, heads], back)?;
-        let want = reference::fused::rotary(&x_values, [&cos_values, &sin_values], dims, back);
-        worst = f64::max(worst, compare(client, (if back { "back" } else { "y" }, dtype), got, &want, 1e-6)?);
+    let (x, values) = input.upload(client, 1);
+    let tables = [f32::cos, f32::sin].map(|function| {
+        let table: Vec<f32> = (0..len * dim / 2).map(|i| function((i % 97) as f32 * 0.13)).collect();
+        upload(client, &table, [len, dim / 2], Layout::RowMajor, F32)
+    });
+    let [(cos, cosines), (sin, sines)] = &tables;
+    poison(client, &[values.len() * dtype.size(); 2])?;
+    let mut made = vec![];
+    for (what, back) in [("y", false), ("back", true)] {
+        let handle = rotary(client, &x, [cos, sin], [batch, len, heads], back)?;
+        let want = reference::fused::rotary(&values, [cosines, sines], dims, back);
+        made.push(Made { what, dtype, handle, want, tolerance: 1e-6 });
     }
-    Ok(worst)
-}
-
-fn check_refused<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
-    let view = |shape, layout| Input { layout, content: Content::Normal, ..Input::new(shape, F32) }.upload(client, 1).0;
-    let dense = view([4, 6], Layout::RowMajor);
-    for layout in [Layout::ColumnMajor, Layout::Pitched, Layout::Gapped] {
-        match swiglu(client, &view([4, 6], layout), &dense) {
-            Err(KernelError::NotContiguous { shape: [4, 6], .. }) => {}
-            other => return Err(wrong!("{layout}: {other:?}")),
-        }
-    }
-    let (gamma, table) = (view([1, 6], Layout::RowMajor), view([2, 3], Layout::RowMajor));
-    for dtype in DTYPES.into_iter().filter(|dtype| !supports(client, *dtype)) {
-        let x = MatrixView { dtype, ..dense.clone() };
-        let refusals = [
-            swiglu(client, &x, &x).map(|_| ()),
-            rms_norm(client, &x, &gamma, EPSILON).map(|_| ()),
-            rotary(client, &x, [&table, &table], [1, 2, 2], false).map(|_| ()),
-        ];
-        if let Some(other) =
-            refusals.iter().find(|refusal| !matches!(refusal, Err(KernelError::UnsupportedDtype { .. })))
-        {
-            return Err(wrong!("{dtype}: {other:?}"));
-        }
-    }
-    let other = view([6, 4], Layout::RowMajor);
-    let refusals = [
-        swiglu(client, &dense, &other).map(|_| ()),
-        rms_norm(client, &dense, &other, EPSILON).map(|_| ()),
-        rotary(client, &dense, [&other, &other], [1, 2, 2], false).map(|_| ()),
-        rotary(client, &dense, [&other, &other], [1, 2, 3], false).map(|_| ()),
-    ];
-    match refusals.iter().find(|refusal| !matches!(refusal, Err(KernelError::ShapeMismatch { .. }))) {
-        None => Ok(0.0),
-        Some(other) => Err(wrong!("{other:?}")),
-    }
+    compare(client, made)
 }

@@ -6,8 +6,9 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::MatrixView;
 
+use crate::case::kebab;
 use crate::data::Content;
-use crate::device::{Layout, place};
+use crate::device::{Layout, upload};
 
 /// Sizes around words of 4, padding to 16, and tiles of 64 and 128.
 pub(crate) const SHAPES: [[usize; 2]; 9] =
@@ -44,14 +45,14 @@ impl Input {
     /// Puts the matrix on the device. Also returns its values there.
     pub(crate) fn upload<R: Runtime>(&self, client: &ComputeClient<R>, seed: u64) -> (MatrixView, Vec<f32>) {
         let x = self.content.fill(self.shape, self.dtype, seed);
-        place(client, &x, self.shape, self.layout, self.dtype)
+        upload(client, &x, self.shape, self.layout, self.dtype)
     }
 }
 
 impl fmt::Display for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { shape: [rows, cols], dtype, layout, content } = self;
-        write!(f, "{rows}x{cols} {dtype} {layout} {content}")
+        write!(f, "{rows}x{cols} {dtype} {layout} {}", kebab(content))
     }
 }
 

@@ -35,17 +35,14 @@ mod codes;
 mod compare;
 mod data;
 mod device;
-mod few_rows;
 mod fused;
 mod gemm;
 mod golden;
-mod grouped;
 mod health;
 mod input;
 mod linear;
 mod matrix;
 mod oracle;
-mod repeated;
 mod supervise;
 mod variants;
 mod vectors;
@@ -54,13 +51,12 @@ mod worker;
 use cubecl::prelude::*;
 
 pub use case::{Case, Failure, Size, caught};
-pub use cast::casts;
+pub use cast::{casts, encoder_inputs};
 pub use compare::{EMULATE, FAST, PRECISE};
 pub use data::{BF16, DTYPES, F16, F32};
 pub use device::poison;
-pub use gemm::{Gemm, Memory};
+pub use gemm::{Gemm, GroupSizes, GroupsCase, Memory};
 pub use golden::visit_goldens;
-pub use grouped::{GroupSizes, GroupedGemm};
 pub use linear::{visit_golden_linears, visit_linears};
 pub use matrix::{Codes, HostMatrix, MX};
 pub use oracle::{Element, Factor, products};
@@ -79,9 +75,6 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     attention::add(&mut cases);
     variants::add(&mut cases);
     gemm::add(&mut cases);
-    few_rows::add(&mut cases);
-    grouped::add(&mut cases);
-    repeated::add(&mut cases);
 }
 
 /// Runs the cases whose names pass `wanted`, until one fails. Returns their number.

@@ -1,18 +1,17 @@
 //! FP8 matrices on the host, and operands made from them or read back.
 
 use core::fmt;
-use core::ops::Range;
 
 use cubecl::prelude::*;
 use float8_kernels::check::upload_operand;
 use float8_kernels::mx::{from_blocked, to_blocked};
-use float8_kernels::reference::{HostOperand, HostQuantized, decode, encode, quantize};
+use float8_kernels::reference::{self, HostOperand, HostQuantized, amax_to_scale, decode, encode, quantize};
 use float8_kernels::{Cast, Format, Granularity, InvScale, Operand, ScaleCalculationMode, ScaleMode, row_words};
 
 use crate::Failure;
 use crate::case::{kebab, wrong};
-use crate::data::{Random, same};
-use crate::device::{read, read_f32};
+use crate::data::Random;
+use crate::device::{must_be, read, read_f32};
 
 /// Granularity of E8M0 scales.
 pub const MX: Granularity = Granularity::Block1x32;
@@ -76,6 +75,15 @@ impl Codes {
     pub(crate) const fn is_exact(self) -> bool {
         matches!(self, Codes::Exact | Codes::EachLeft | Codes::EachRight)
     }
+
+    /// Code of the NaN or the infinity among the codes.
+    pub(crate) const fn special(self, format: Format) -> Option<u8> {
+        match (self, format) {
+            (Codes::NanCode, _) => Some(0xff),
+            (Codes::InfCode, Format::E5m2) => Some(0xfc),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Codes {
@@ -106,12 +114,11 @@ impl HostMatrix {
             }
         };
         let mut inv_scales: Vec<_> = (0..height * width).map(|_| InvScale::new(scale(&mut random))).collect();
-        let place = random.below(rows * k);
-        match (codes, format) {
-            (Codes::NanCode, _) => bytes[place] = 0xff,
-            (Codes::InfCode, Format::E5m2) => bytes[place] = 0xfc,
-            (Codes::NanScale, _) => inv_scales[height * width - 1] = InvScale::new(f32::NAN),
-            _ => {}
+        if let Some(code) = codes.special(format) {
+            bytes[random.below(rows * k)] = code;
+        }
+        if codes == Codes::NanScale {
+            inv_scales[height * width - 1] = InvScale::new(f32::NAN);
         }
         Self { codes: bytes, inv_scales, shape, format, granularity }
     }
@@ -121,6 +128,15 @@ impl HostMatrix {
         let HostQuantized { codes, scales, .. } = quantize(x, rows, k, cast, false);
         let inv_scales = scales.iter().map(|scale| scale.inverse()).collect();
         Self { codes, inv_scales, shape, format: cast.format, granularity: cast.granularity }
+    }
+
+    /// [`cast`](Self::cast) with the scale of a given amax.
+    pub fn cast_by(amax: f32, x: &[f32], shape: [usize; 2], cast: Cast) -> Self {
+        let Cast { format, granularity, scale_mode } = cast;
+        let scale = amax_to_scale(amax, format, scale_mode);
+        let mut codes = vec![0; x.len()];
+        reference::cast(x, scale, format, &mut codes);
+        Self { codes, inv_scales: vec![scale.inverse()], shape, format, granularity }
     }
 
     /// Every code with scales of 1. Finite codes are in the first `width` columns; each other code
@@ -158,35 +174,17 @@ impl HostMatrix {
         Self { codes: self.codes.iter().map(|code| code & 0x7f).collect(), ..self.clone() }
     }
 
-    /// Part of the matrix: `rows`, and `k` of the contraction, which must begin at a block. Rows
-    /// that begin inside a square of 128 may share its scale with others, so each row gets its own
-    /// scales.
-    pub(crate) fn part(&self, rows: Range<usize>, k: Range<usize>) -> Self {
-        let [_, all_k] = self.shape;
-        let granularity = match self.granularity {
-            Granularity::Block128x128 => Granularity::Block1x128,
-            granularity => granularity,
-        };
-        let [_, kept] = granularity.scale_dims(rows.len(), k.len());
-        let [_, width] = granularity.group(rows.len(), all_k);
-        let scale = &|row: usize, i: usize| InvScale::new(self.inv_scale(row, k.start + i * width));
-        let inv_scales = match granularity {
-            Granularity::Tensor => self.inv_scales.clone(),
-            _ => rows.clone().flat_map(|row| (0..kept).map(move |i| scale(row, i))).collect(),
-        };
-        let codes = rows.clone().flat_map(|row| &self.codes[row * all_k..][k.clone()]).copied().collect();
-        Self { codes, inv_scales, shape: [rows.len(), k.len()], format: self.format, granularity }
-    }
-
     /// The matrix as an operand of the scalar reference.
     pub fn view(&self) -> HostOperand<'_> {
         let Self { codes, inv_scales, shape: [rows, k], format, granularity } = self;
         HostOperand { codes, rows: *rows, k: *k, format: *format, granularity: *granularity, inv_scales }
     }
 
-    /// Inverse scale of element `col` of the contraction in row `row`.
-    pub(crate) fn inv_scale(&self, row: usize, col: usize) -> f32 {
-        self.view().inv_scale(row, col)
+    /// `value(code) · inv_scale` of each code.
+    pub fn values(&self) -> Vec<f32> {
+        let k = self.shape[1];
+        let value = |(i, code): (usize, &u8)| decode(*code, self.format) * self.view().inv_scale(i / k, i % k);
+        self.codes.iter().enumerate().map(value).collect()
     }
 
     /// Checks that all codes and scales equal `want`, bit for bit; NaN equals NaN.
@@ -197,19 +195,11 @@ impl HostMatrix {
         if (self.shape, self.format, self.granularity) != (want.shape, want.format, want.granularity) {
             return Err(wrong!("{:?} {} {}", self.shape, self.format, self.granularity));
         }
-        let differ = |i: &usize| !same(self.inv_scales[*i].get(), want.inv_scales[*i].get());
-        if let Some(i) = (0..want.inv_scales.len()).find(differ) {
-            let [got, want] = [self, want].map(|matrix| matrix.inv_scales[i].get());
-            return Err(wrong!("inverse scale {i} is {got:e}, not {want:e}"));
-        }
-        let differ = self.codes.iter().zip(&want.codes).filter(|(got, want)| got != want).count();
-        match self.codes.iter().zip(&want.codes).position(|(got, want)| got != want) {
-            Some(i) => {
-                let (row, col) = (i / want.shape[1], i % want.shape[1]);
-                Err(wrong!("code [{row}, {col}] is {:#x}, not {:#x}; {differ} differ", self.codes[i], want.codes[i]))
-            }
-            None => Ok(()),
-        }
+        let scales = |matrix: &Self| matrix.inv_scales.iter().map(|scale| scale.get()).collect::<Vec<_>>();
+        let [_, width] = want.granularity.scale_dims(want.shape[0], want.shape[1]);
+        must_be(&scales(self), &scales(want), width).map_err(|failure| wrong!("inverse scale {failure}"))?;
+        let codes = |matrix: &Self| matrix.codes.iter().map(|code| f32::from(*code)).collect::<Vec<_>>();
+        must_be(&codes(self), &codes(want), want.shape[1]).map_err(|failure| wrong!("code {failure}"))
     }
 
     /// Uploads the operand to a device.

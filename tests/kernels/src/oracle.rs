@@ -28,7 +28,7 @@ pub struct Element {
 pub struct Factor {
     values: Vec<f32>,
     scales: Vec<f64>,
-    shape: [usize; 2],
+    pub(crate) shape: [usize; 2],
 }
 
 impl Factor {
@@ -39,28 +39,23 @@ impl Factor {
 
     /// Values of the codes with their scales.
     pub fn of(matrix: &HostMatrix) -> Self {
-        Self::of_rows(matrix, &(0..matrix.shape[0]).collect::<Vec<_>>())
-    }
-
-    fn of_rows(matrix: &HostMatrix, rows: &[usize]) -> Self {
-        let k = matrix.shape[1];
-        let codes = rows.iter().flat_map(|row| &matrix.codes[row * k..][..k]);
-        let scale = |row: usize, at: usize| f64::from(matrix.inv_scale(row, at));
+        let [rows, k] = matrix.shape;
+        let scale = |row: usize, at: usize| f64::from(matrix.view().inv_scale(row, at));
         Self {
-            values: codes.map(|&code| decode(code, matrix.format)).collect(),
-            scales: rows.iter().flat_map(|&row| (0..k).step_by(BLOCK).map(move |at| scale(row, at))).collect(),
-            shape: [rows.len(), k],
+            values: matrix.codes.iter().map(|&code| decode(code, matrix.format)).collect(),
+            scales: (0..rows).flat_map(|row| (0..k).step_by(BLOCK).map(move |at| scale(row, at))).collect(),
+            shape: matrix.shape,
         }
     }
 
     /// Some rows, and a part of the contraction that begins at a `BLOCK`.
-    pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
+    pub fn part(&self, rows: impl Iterator<Item = usize> + Clone, cols: Range<usize>) -> Self {
         let (k, blocks) = (self.shape[1], self.shape[1].div_ceil(BLOCK));
         let own = cols.start / BLOCK..cols.end.div_ceil(BLOCK).max(cols.start / BLOCK);
         Self {
             values: rows.clone().flat_map(|row| &self.values[row * k..][cols.clone()]).copied().collect(),
             scales: rows.clone().flat_map(|row| &self.scales[row * blocks..][own.clone()]).copied().collect(),
-            shape: [rows.len(), cols.len()],
+            shape: [rows.count(), cols.len()],
         }
     }
 
@@ -91,11 +86,6 @@ pub fn products(a: &Factor, b: &Factor) -> Vec<Element> {
         }
     });
     out
-}
-
-/// Rows `rows` of the product of two FP8 matrices.
-pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Element> {
-    products(&Factor::of_rows(a, rows), &Factor::of(b))
 }
 
 fn dot((a, a_scales): (&[f32], &[f64]), (b, b_scales): (&[f32], &[f64])) -> Element {
@@ -136,7 +126,8 @@ mod tests {
                 let want = scaled_gemm_f64(&a.view(), &b.view(), Some(&bias));
                 let size = scaled_gemm_f64(&a.magnitudes().view(), &b.magnitudes().view(), None);
                 let rows = [132, 0, 5];
-                for (place, got) in product(&a, &b, &rows).iter().enumerate() {
+                let part = Factor::of(&a).part(rows.into_iter(), 0..k);
+                for (place, got) in products(&part, &Factor::of(&b)).iter().enumerate() {
                     let at = rows[place / n] * n + place % n;
                     let sum = got.want + f64::from(bias[place % n]);
                     assert!((sum - want[at]).abs() <= 1e-12 * size[at], "{sum}, not {}", want[at]);

@@ -6,14 +6,15 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, atomic::AtomicUsize, atomic::Ordering};
 use std::time::{Duration, Instant};
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::worker::{Event, MARK};
+use crate::worker::{CaseEnd, MARK};
 
 /// Limits of a run.
 #[derive(Clone, Copy, Debug)]
@@ -92,36 +93,34 @@ pub fn supervise(
     each: &mut dyn FnMut(Progress, Done),
 ) -> Result<(), StartError> {
     let start = Instant::now();
-    let deadline = start + limits.all;
-    let first = Worker::start(command(), deadline)?;
-    let names = first.names.clone();
-    let next = AtomicUsize::new(0);
+    let mut first = Some(Worker::start(command(), limits.all)?);
+    let names = first.as_mut().map(|worker| std::mem::take(&mut worker.names)).unwrap_or_default();
+    let of = names.len();
+    let (deadline, next, false_starts) = (start + limits.all, AtomicUsize::new(0), Mutex::new(0));
+    let run = &Run { limits, deadline, command, names, next, false_starts };
     let (sender, receiver) = channel();
-    let run = Run { limits, deadline, command, names: &names, next: &next, false_starts: &Mutex::new(0) };
     std::thread::scope(|scope| {
-        let mut first = Some(first);
-        for _ in 0..limits.jobs.clamp(1, names.len().max(1)) {
+        for _ in 0..limits.jobs.clamp(1, of.max(1)) {
             let (sender, worker) = (sender.clone(), first.take());
             scope.spawn(move || run.serve(worker, &sender));
         }
         drop(sender);
         for (i, done) in receiver.into_iter().enumerate() {
-            each(Progress { done: i + 1, of: names.len(), elapsed: start.elapsed() }, done);
+            each(Progress { done: i + 1, of, elapsed: start.elapsed() }, done);
         }
     });
     Ok(())
 }
 
 /// State shared by the threads. Each thread controls one worker at a time.
-#[derive(Clone, Copy)]
 struct Run<'a> {
     limits: Limits,
     deadline: Instant,
     command: &'a (dyn Fn() -> Command + Sync),
-    names: &'a [String],
-    next: &'a AtomicUsize,
+    names: Vec<String>,
+    next: AtomicUsize,
     /// Failed starts since the last successful one.
-    false_starts: &'a Mutex<usize>,
+    false_starts: Mutex<usize>,
 }
 
 impl Run<'_> {
@@ -139,24 +138,29 @@ impl Run<'_> {
         }
     }
 
+    fn time_left(&self) -> Result<Duration, CaseFailure> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(CaseFailure::NoTime) } else { Ok(left) }
+    }
+
     fn case(&self, slot: &mut Option<Worker>, index: usize) -> Result<Value, CaseFailure> {
         let mut worker = match slot.take() {
             Some(worker) => worker,
             None => self.restart()?,
         };
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(CaseFailure::NoTime);
+        let left = self.time_left()?;
+        // A failed write means that the worker has died; reading gives the better error.
+        let _ = writeln!(worker.stdin, "{index}");
+        match worker.event(self.limits.case.min(left)) {
+            Ok(CaseEnd { result, last }) => {
+                if !last {
+                    *slot = Some(worker);
+                }
+                result.map_err(CaseFailure::Failed)
+            }
+            Err(CaseFailure::TimedOut(_)) if left < self.limits.case => Err(CaseFailure::NoTime),
+            Err(loss) => Err(loss),
         }
-        let limit = self.limits.case.min(left);
-        let (result, last) = worker.run(index, limit).map_err(|loss| match loss {
-            CaseFailure::TimedOut(_) if limit < self.limits.case => CaseFailure::NoTime,
-            loss => loss,
-        })?;
-        if !last {
-            *slot = Some(worker);
-        }
-        result.map_err(CaseFailure::Failed)
     }
 
     fn restart(&self) -> Result<Worker, CaseFailure> {
@@ -165,21 +169,13 @@ impl Run<'_> {
         if *failed == MOST_FALSE_STARTS {
             return Err(CaseFailure::Died("no worker starts any more".into()));
         }
-        if self.deadline <= Instant::now() {
-            return Err(CaseFailure::NoTime);
+        let started = Worker::start((self.command)(), self.time_left()?);
+        if started.is_err() {
+            // The worker may have had less time than a start needs.
+            self.time_left()?;
         }
-        match Worker::start((self.command)(), self.deadline) {
-            Ok(worker) => {
-                *failed = 0;
-                Ok(worker)
-            }
-            // The worker had less time than a start may need.
-            Err(_) if self.deadline <= Instant::now() => Err(CaseFailure::NoTime),
-            Err(error) => {
-                *failed += 1;
-                Err(CaseFailure::Died(error.to_string()))
-            }
-        }
+        *failed = if started.is_ok() { 0 } else { *failed + 1 };
+        started.map_err(|error| CaseFailure::Died(error.to_string()))
     }
 }
 
@@ -187,20 +183,14 @@ impl Run<'_> {
 struct Worker {
     child: Child,
     stdin: ChildStdin,
-    lines: Receiver<Line>,
+    lines: Receiver<String>,
     names: Vec<String>,
     /// Last lines that it printed, for the error if it dies.
     tail: VecDeque<String>,
 }
 
-/// A line that a worker printed.
-enum Line {
-    Event(Event),
-    Text(String),
-}
-
 impl Worker {
-    fn start(mut command: Command, deadline: Instant) -> Result<Self, StartError> {
+    fn start(mut command: Command, limit: Duration) -> Result<Self, StartError> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| StartError(format!("{command:?}: {error}")))?;
         let (sender, lines) = channel();
@@ -208,33 +198,22 @@ impl Worker {
         forward(child.stdout.take().expect("piped"), sender.clone());
         forward(child.stderr.take().expect("piped"), sender);
         let mut worker = Self { child, stdin, lines, names: vec![], tail: VecDeque::new() };
-        match worker.event(START.min(deadline.saturating_duration_since(Instant::now()))) {
-            Ok(Event::Cases(names)) => worker.names = names,
-            Ok(Event::Done { .. }) => return Err(StartError("it ran a case before it was asked to".into())),
-            Err(loss) => return Err(StartError(loss.to_string())),
-        }
+        worker.names = worker.event(START.min(limit)).map_err(|loss| StartError(loss.to_string()))?;
         Ok(worker)
     }
 
-    /// Runs a case. Returns its result, and whether it was the worker's last.
-    fn run(&mut self, index: usize, limit: Duration) -> Result<(Result<Value, String>, bool), CaseFailure> {
-        // A failed write means that the worker has died; reading gives the better error.
-        let _ = writeln!(self.stdin, "{index}");
-        match self.event(limit)? {
-            Event::Done { result, last } => Ok((result, last)),
-            Event::Cases(_) => Err(CaseFailure::Died("it named its cases again".into())),
-        }
-    }
-
-    /// Waits for the next event. Prints all other lines.
-    fn event(&mut self, limit: Duration) -> Result<Event, CaseFailure> {
+    /// Waits for the next event, which is a `T`. Prints all other lines.
+    fn event<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, CaseFailure> {
         let end = Instant::now() + limit;
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(Line::Event(event)) => return Ok(event),
-                Ok(Line::Text(text)) => {
-                    println!("  | {text}");
-                    self.tail.push_back(text);
+                Ok(line) => {
+                    let event = line.strip_prefix(MARK).and_then(|event| serde_json::from_str(event).ok());
+                    if let Some(event) = event {
+                        return Ok(event);
+                    }
+                    println!("  | {line}");
+                    self.tail.push_back(line);
                     if self.tail.len() > 3 {
                         self.tail.pop_front();
                     }
@@ -242,8 +221,8 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => return Err(CaseFailure::TimedOut(limit.as_secs())),
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.end().map_or_else(|| "still running".into(), |status| status.to_string());
-                    let tail: Vec<_> = self.tail.drain(..).collect();
-                    return Err(CaseFailure::Died([status].into_iter().chain(tail).collect::<Vec<_>>().join("; ")));
+                    self.tail.push_front(status);
+                    return Err(CaseFailure::Died(self.tail.make_contiguous().join("; ")));
                 }
             }
         }
@@ -251,13 +230,12 @@ impl Worker {
 
     /// Waits for the process to end, up to a limit: a process that waits for a hung GPU cannot be
     /// killed.
-    fn end(&mut self) -> Option<std::process::ExitStatus> {
+    fn end(&mut self) -> Option<ExitStatus> {
         let end = Instant::now() + END;
         loop {
             match self.child.try_wait() {
                 Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
-                Ok(status) => return status,
-                Err(_) => return None,
+                ended => return ended.ok().flatten(),
             }
         }
     }
@@ -272,14 +250,10 @@ impl Drop for Worker {
 }
 
 /// Forwards output line by line until it ends.
-fn forward(output: impl Read + Send + 'static, sender: Sender<Line>) {
+fn forward(output: impl Read + Send + 'static, sender: Sender<String>) {
     std::thread::spawn(move || {
-        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            let event = line.strip_prefix(MARK).and_then(|event| serde_json::from_str(event).ok());
-            if sender.send(event.map_or_else(|| Line::Text(line), Line::Event)).is_err() {
-                return;
-            }
-        }
+        let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
+        // Without a receiver the supervisor has ended.
+        let _ = lines.map(|line| String::from_utf8_lossy(&line).into_owned()).try_for_each(|line| sender.send(line));
     });
 }

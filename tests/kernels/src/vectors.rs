@@ -5,7 +5,6 @@ use cubecl::ir::StorageType;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, ScaleCalculationMode, ScaleMode, reference};
 use test_data::{Golden, transpose};
 
-use crate::Failure;
 use crate::data::{BF16, F32};
 use crate::matrix::{HostMatrix, MX};
 
@@ -28,34 +27,27 @@ pub struct CastVector {
     pub dtype: StorageType,
     /// Values of x, row-major.
     pub x: Vec<f32>,
-    /// Rows and columns of x.
-    pub shape: [usize; 2],
     /// Parameters of the cast.
     pub cast: Cast,
     /// The amax, if the cast does not compute it.
     pub amax: Option<f32>,
     /// Whether the copy is the transpose, which is contracted over the rows of x.
     pub transposed: bool,
-    /// Codes of the copy, row-major, if the file has them.
-    pub codes: Option<Vec<u8>>,
-    /// Inverse scales of the copy.
-    pub inv_scales: Vec<InvScale>,
+    /// Codes and inverse scales of the copy.
+    pub want: HostMatrix,
     /// Decoded values, if the file has them.
     pub values: Option<Vec<f32>>,
 }
 
 impl CastVector {
-    /// Checks the codes and scales of the copy, bit for bit.
-    ///
-    /// # Errors
-    /// The first difference.
-    pub fn check(&self, got: &HostMatrix) -> Result<(), Failure> {
-        let [rows, cols] = self.shape;
-        let shape = if self.transposed { [cols, rows] } else { [rows, cols] };
-        let codes = self.codes.clone().unwrap_or_else(|| got.codes.clone());
-        let Cast { format, granularity, .. } = self.cast;
-        got.must_be(&HostMatrix { codes, inv_scales: self.inv_scales.clone(), shape, format, granularity })
+    /// Rows and columns of x.
+    pub fn shape(&self) -> [usize; 2] {
+        flipped(self.want.shape, self.transposed)
     }
+}
+
+const fn flipped([rows, cols]: [usize; 2], transposed: bool) -> [usize; 2] {
+    if transposed { [cols, rows] } else { [rows, cols] }
 }
 
 /// torchao's names of dtypes.
@@ -96,42 +88,49 @@ fn inverted(golden: &Golden, name: &str) -> Vec<InvScale> {
     golden.floats(name).into_iter().map(|scale| Scale::new(scale).inverse()).collect()
 }
 
+/// torchao's names of inputs, with their dtypes, and formats of their casts.
+fn inputs() -> impl Iterator<Item = (&'static str, StorageType, Format)> {
+    DTYPES.into_iter().flat_map(|(name, dtype)| Format::ALL.map(|format| (name, dtype, format)))
+}
+
 /// Single values, with the amax whose scale is 1.
 fn casts(golden: &Golden) -> Vec<CastVector> {
     let inputs = ["bf16", "f32", "f32_small", "edge"];
     let pairs = Format::ALL.into_iter().flat_map(|format| inputs.map(|input| (format, input)));
     let vector = |(format, input): (Format, &str)| {
         let x = golden.floats(&if input == "edge" { format!("{format}_edge_in") } else { format!("{input}_in") });
+        let cast = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
+        let codes = codes(golden, &format!("{format}_{input}"), format);
         CastVector {
             name: format!("golden_cast {format}_{input}"),
             dtype: if input == "bf16" { BF16 } else { F32 },
-            shape: [1, x.len()],
-            x,
-            cast: Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 },
+            cast,
             amax: Some(format.max()),
             transposed: false,
-            codes: Some(codes(golden, &format!("{format}_{input}"), format)),
-            inv_scales: vec![InvScale::new(1.0)],
+            want: HostMatrix { codes, ..HostMatrix::identity([1, x.len()], format, cast.granularity) },
             values: None,
+            x,
         }
     };
     pairs.map(vector).collect()
 }
 
-/// Scales of amaxes, each in a row of its own.
+/// Scales of amaxes, each in a row of its own. The file has no codes.
 fn scales(golden: &Golden) -> Vec<CastVector> {
     let x = golden.floats("amax");
-    let vector = |(format, (suffix, scale_mode)): (Format, (&str, ScaleMode))| CastVector {
-        name: format!("golden_scale {format}{suffix}"),
-        dtype: F32,
-        x: x.clone(),
-        shape: [x.len(), 1],
-        cast: Cast { format, granularity: Granularity::Row, scale_mode },
-        amax: None,
-        transposed: false,
-        codes: None,
-        inv_scales: inverted(golden, &format!("{format}_scale{suffix}")),
-        values: None,
+    let vector = |(format, (suffix, scale_mode)): (Format, (&str, ScaleMode))| {
+        let cast = Cast { format, granularity: Granularity::Row, scale_mode };
+        let inv_scales = inverted(golden, &format!("{format}_scale{suffix}"));
+        CastVector {
+            name: format!("golden_scale {format}{suffix}"),
+            dtype: F32,
+            x: x.clone(),
+            cast,
+            amax: None,
+            transposed: false,
+            want: HostMatrix { inv_scales, ..HostMatrix::cast(&x, [x.len(), 1], cast) },
+            values: None,
+        }
     };
     Format::ALL.into_iter().flat_map(|format| MODES.map(|mode| (format, mode))).map(vector).collect()
 }
@@ -139,37 +138,36 @@ fn scales(golden: &Golden) -> Vec<CastVector> {
 /// `rowwise` is the copy by rows, `colwise` the transposed copy, and `tensorwise` both.
 fn quantized(golden: &Golden) -> Vec<CastVector> {
     let kinds = [
-        ("tensorwise", Granularity::Tensor, &[false, true][..]),
-        ("rowwise", Granularity::Row, &[false]),
-        ("colwise", Granularity::Row, &[true]),
+        ("tensorwise", Granularity::Tensor, false),
+        ("tensorwise", Granularity::Tensor, true),
+        ("rowwise", Granularity::Row, false),
+        ("colwise", Granularity::Row, true),
     ];
     let mut vectors = vec![];
-    for ((dtype_name, dtype), format) in DTYPES.into_iter().flat_map(|dtype| Format::ALL.map(|format| (dtype, format)))
-    {
-        let x = format!("x_{dtype_name}");
-        let (x, shape) = (golden.floats(&x), golden.matrix(&x));
-        for ((kind, granularity, orientations), (suffix, scale_mode)) in
+    for (input, dtype, format) in inputs() {
+        let x = golden.floats(&format!("x_{input}"));
+        for ((kind, granularity, transposed), (suffix, scale_mode)) in
             kinds.into_iter().flat_map(|kind| MODES.map(|mode| (kind, mode)))
         {
-            let name = format!("{dtype_name}_{format}_{kind}{suffix}");
+            let name = format!("{input}_{format}_{kind}{suffix}");
             // In the layout of x.
-            let codes = codes(golden, &name, format);
-            vectors.extend(orientations.iter().map(|&transposed| CastVector {
-                // `colwise` has one orientation, so its name says it.
-                name: format!(
-                    "golden_codes {name}{}",
-                    if transposed && kind == "tensorwise" { ", transposed" } else { "" }
-                ),
+            let (mut codes, shape) = (codes(golden, &name, format), golden.matrix(&format!("x_{input}")));
+            if transposed {
+                codes = transpose(&codes, shape);
+            }
+            let (inv_scales, shape) = (inverted(golden, &format!("{name}_scale")), flipped(shape, transposed));
+            // `colwise` has one orientation, so its name says it.
+            let which = if transposed && kind == "tensorwise" { ", transposed" } else { "" };
+            vectors.push(CastVector {
+                name: format!("golden_codes {name}{which}"),
                 dtype,
                 x: x.clone(),
-                shape,
                 cast: Cast { format, granularity, scale_mode },
                 amax: None,
                 transposed,
-                codes: Some(if transposed { transpose(&codes, shape) } else { codes.clone() }),
-                inv_scales: inverted(golden, &format!("{name}_scale")),
+                want: HostMatrix { codes, inv_scales, shape, format, granularity },
                 values: None,
-            }));
+            });
         }
     }
     vectors
@@ -178,22 +176,20 @@ fn quantized(golden: &Golden) -> Vec<CastVector> {
 /// x by rows, and its transpose by columns, which gives the same.
 fn mx(golden: &Golden) -> Vec<CastVector> {
     let mut vectors = vec![];
-    for ((dtype_name, dtype), format) in DTYPES.into_iter().flat_map(|dtype| Format::ALL.map(|format| (dtype, format)))
-    {
-        let x = format!("x_{dtype_name}");
-        let (x, shape @ [rows, k]) = (golden.floats(&x), golden.matrix(&x));
+    for (input, dtype, format) in inputs() {
+        let (x, shape) = (golden.floats(&format!("x_{input}")), golden.matrix(&format!("x_{input}")));
         for (mode, transposed) in ScaleCalculationMode::ALL.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
-            let name = format!("{dtype_name}_{format}_{mode}");
+            let name = format!("{input}_{format}_{mode}");
+            let codes = codes(golden, &name, format);
+            let inv_scales = golden.codes(&format!("{name}_scale")).into_iter().map(InvScale::from_e8m0).collect();
             vectors.push(CastVector {
                 name: format!("golden_mx {name}{}", if transposed { ", transposed" } else { "" }),
                 dtype,
                 x: if transposed { transpose(&x, shape) } else { x.clone() },
-                shape: if transposed { [k, rows] } else { shape },
                 cast: Cast { format, granularity: MX, scale_mode: ScaleMode::E8m0(mode) },
                 amax: None,
                 transposed,
-                codes: Some(codes(golden, &name, format)),
-                inv_scales: golden.codes(&format!("{name}_scale")).into_iter().map(InvScale::from_e8m0).collect(),
+                want: HostMatrix { codes, inv_scales, shape, format, granularity: MX },
                 values: Some(golden.floats(&format!("{name}_dequant"))),
             });
         }

@@ -2,7 +2,8 @@
 //! one after the other.
 //!
 //! ```text
-//! worker → supervisor    a line of standard output that begins with MARK: an Event as JSON
+//! worker → supervisor    a line of standard output that begins with MARK, with JSON: first the names
+//!                        of all cases, in order, then a CaseEnd for each number
 //! supervisor → worker    a line of standard input: the next case's number, in increasing order
 //! ```
 //!
@@ -21,27 +22,20 @@ use crate::case::{Failure, caught};
 /// Prefix of output lines that are events.
 pub(crate) const MARK: &str = "@checks ";
 
-/// Message of a worker.
+/// End of a case.
 #[derive(Serialize, Deserialize)]
-pub(crate) enum Event {
-    /// Names of all cases, in order; sent at the start.
-    Cases(Vec<String>),
-    /// A case has run.
-    Done {
-        /// Value of the case, or its failure.
-        result: Result<Value, String>,
-        /// Whether the worker ends because its device may be unusable.
-        last: bool,
-    },
+pub(crate) struct CaseEnd {
+    /// Value of the case, or its failure.
+    pub(crate) result: Result<Value, String>,
+    /// Whether the worker ends because its device may be unusable.
+    pub(crate) last: bool,
 }
 
-impl Event {
-    fn send(&self) {
-        let line = serde_json::to_string(self).expect("strings and numbers");
-        // The supervisor is gone: no process reads a report.
-        if writeln!(stdout(), "{MARK}{line}").and_then(|()| stdout().flush()).is_err() {
-            exit(1);
-        }
+fn send(event: &impl Serialize) {
+    let line = serde_json::to_string(event).expect("strings and numbers");
+    // The supervisor is gone: no process reads a report.
+    if writeln!(stdout(), "{MARK}{line}").and_then(|()| stdout().flush()).is_err() {
+        exit(1);
     }
 }
 
@@ -65,7 +59,7 @@ impl Worker {
     pub fn serve(only: &[String], walk: impl Fn(&mut Self)) {
         let mut worker = Self { only: only.to_vec(), names: Some(vec![]), next: 0, turn: 0 };
         walk(&mut worker);
-        Event::Cases(worker.names.take().expect("set above")).send();
+        send(&worker.names.take());
         worker.turn = turn();
         walk(&mut worker);
     }
@@ -90,7 +84,7 @@ impl Worker {
         let last = matches!(result, Err(Failure::Panicked(_) | Failure::Device(_)));
         let result = result.map_err(|failure| failure.to_string());
         let result = result.and_then(|value| serde_json::to_value(value).map_err(|error| error.to_string()));
-        Event::Done { result, last }.send();
+        send(&CaseEnd { result, last });
         if last {
             // Not by returning: destructors would wait for the device.
             exit(0);

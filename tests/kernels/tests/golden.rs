@@ -1,6 +1,6 @@
 //! The scalar reference against torch's casts and torchao's scales, codes and values, bit for bit.
 
-use float8_kernels::{Cast, Format, reference};
+use float8_kernels::{Format, reference};
 use kernel_tests::{CastVector, Goldens, HostMatrix};
 use test_data::{Golden, same, transpose};
 
@@ -20,27 +20,16 @@ fn golden_decodes_of_the_reference() {
 #[test]
 fn golden_casts_of_the_reference() {
     for vector in Goldens::open().vectors() {
-        let CastVector { name, x, shape: shape @ [rows, cols], cast, transposed, .. } = &vector;
-        let (x, shape) = if *transposed { (transpose(x, *shape), [*cols, *rows]) } else { (x.clone(), *shape) };
-        let ours = match vector.amax {
-            None => HostMatrix::cast(&x, shape, *cast),
-            Some(amax) => {
-                let Cast { format, granularity, scale_mode } = *cast;
-                let scale = reference::amax_to_scale(amax, format, scale_mode);
-                let one_by_one: Vec<_> = x.iter().map(|x| reference::encode(*x * scale.get(), format)).collect();
-                // The compiler vectorizes whole slices.
-                let mut codes = vec![0; x.len()];
-                reference::cast(&x, scale, format, &mut codes);
-                assert!(codes == one_by_one, "{name}");
-                HostMatrix { codes, inv_scales: vec![scale.inverse()], shape, format, granularity }
-            }
+        let shape = vector.shape();
+        let CastVector { name, x, cast, amax, transposed, want, values, .. } = vector;
+        let x = if transposed { transpose(&x, shape) } else { x };
+        let ours = match amax {
+            None => HostMatrix::cast(&x, want.shape, cast),
+            Some(amax) => HostMatrix::cast_by(amax, &x, want.shape, cast),
         };
-        vector.check(&ours).unwrap_or_else(|failure| panic!("{name}: {failure}"));
-        if let Some(values) = &vector.values {
-            let value = |(i, code): (usize, &u8)| {
-                reference::decode(*code, cast.format) * ours.view().inv_scale(i / shape[1], i % shape[1])
-            };
-            assert_same(&ours.codes.iter().enumerate().map(value).collect::<Vec<_>>(), values, name);
+        ours.must_be(&want).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+        if let Some(values) = values {
+            assert_same(&ours.values(), &values, &name);
         }
     }
 }

@@ -32,7 +32,7 @@ fn modes() {
                 "attention documents f16 mma",
                 "attention strided bf16 mma",
                 "attention few_masked f16 mma",
-                "attention parts f32 tiles",
+                "attention few f32 tiles",
             ],
         ),
         (

@@ -59,7 +59,7 @@ fn check(client: &Client, gemm: Gemm) {
 
 /// Checks a GEMM with these operands.
 fn check_operands(client: &Client, gemm: Gemm, operands: [&HostMatrix; 2]) {
-    gemm.compare(client, operands, BOUND).unwrap_or_else(|failure| panic!("{gemm:?}: {failure}"));
+    gemm.compare(client, operands, Some(BOUND)).unwrap_or_else(|failure| panic!("{gemm:?}: {failure}"));
 }
 
 /// Checks on a device of many SMs, where each makes a small tile, and on a device of two. The

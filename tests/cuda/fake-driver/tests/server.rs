@@ -262,7 +262,7 @@ fn gemm_with(index: usize, fault: Fault) -> Option<Result<f64, Failure>> {
     assert_eq!(gemm_path(&client, [Granularity::Tensor; 2], PRECISE), GemmPath::Wgmma);
     driver.inject(index, &fault);
     let [a, b] = gemm.matrices();
-    Some(caught(|| gemm.compare(&client, [&a, &b], 1.0)))
+    Some(caught(|| gemm.compare(&client, [&a, &b], Some(1.0))))
 }
 
 /// A launch that does nothing leaves poison, which the comparison sees.

@@ -46,71 +46,58 @@ const FOLDED: [([usize; 2], Granularity, Orientation); 3] = [
 const VIEWS: u64 = 64;
 
 pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
-    let (both, mut cases) = (Orientation::Both, vec![]);
-    let mut add = |input, cast, orientation| cases.push(Case { input, cast, orientation });
+    let mut cases = vec![];
+    let mut add = |inputs: &[Input], casts: &[Cast], orientations: &[Orientation]| {
+        for (&input, &cast) in inputs.iter().flat_map(|input| casts.iter().map(move |cast| (input, cast))) {
+            cases.extend(orientations.iter().map(|&orientation| Case { input, cast, orientation }));
+        }
+    };
+    let layouts = |input, all: &[Layout]| all.iter().map(|&layout| Input { layout, ..input }).collect::<Vec<_>>();
     let first = |format, granularity| Cast { format, granularity, scale_mode: modes(granularity)[0] };
     let by_granularity = Granularity::ALL.map(|granularity| first(Format::E4m3, granularity));
+    let (every, rowwise, both) = (casts().collect::<Vec<_>>(), &by_granularity[1..2], &[Orientation::Both]);
+    let orders = [Layout::RowMajor, Layout::ColumnMajor];
 
     // Every kernel, for rows that are no whole vectors of 16-bit floats, and for many blocks in
     // both memory orders.
-    for orientation in ORIENTATIONS {
-        for cast in casts() {
-            DTYPES.into_iter().for_each(|dtype| add(Input::new([37, 140], dtype), cast, orientation));
-            for layout in [Layout::RowMajor, Layout::ColumnMajor] {
-                add(Input { layout, ..Input::new([70, 300], F32) }, cast, orientation);
-            }
-        }
-    }
-    for shape in SHAPES {
-        for (dtype, layout) in DTYPES.into_iter().flat_map(|dtype| Layout::ALL.map(|layout| (dtype, layout))) {
-            for (cast, orientation) in by_granularity.into_iter().flat_map(|cast| ORIENTATIONS.map(|o| (cast, o))) {
-                add(Input { layout, ..Input::new(shape, dtype) }, cast, orientation);
-            }
-        }
+    add(&DTYPES.map(|dtype| Input::new([37, 140], dtype)), &every, &ORIENTATIONS);
+    add(&layouts(Input::new([70, 300], F32), &orders), &every, &ORIENTATIONS);
+    for (shape, dtype) in SHAPES.into_iter().flat_map(|shape| DTYPES.map(|dtype| (shape, dtype))) {
+        add(&layouts(Input::new(shape, dtype), &Layout::ALL), &by_granularity, &ORIENTATIONS);
     }
     for shape in all.sizes(&[], &LARGE) {
-        by_granularity.into_iter().for_each(|cast| add(Input::new(shape, BF16), cast, both));
-        add(Input::new(shape, BF16), by_granularity[1], Orientation::Rows);
+        add(&[Input::new(shape, BF16)], &by_granularity, both);
+        add(&[Input::new(shape, BF16)], rowwise, &[Orientation::Rows]);
     }
-    for content in &Content::ALL[1..] {
-        for (i, dtype) in DTYPES.into_iter().enumerate() {
-            for (j, format) in Format::ALL.into_iter().enumerate() {
-                for (l, granularity) in Granularity::ALL.into_iter().enumerate() {
-                    // Scale modes in turn: the first loop tests the differences between them.
-                    let modes = modes(granularity);
-                    let cast = Cast { format, granularity, scale_mode: modes[(i + j + l) % modes.len()] };
-                    add(Input { content: *content, ..Input::new([35, 150], dtype) }, cast, both);
-                }
-            }
+    for (i, dtype) in DTYPES.into_iter().enumerate() {
+        for (j, format) in Format::ALL.into_iter().enumerate() {
+            // Scale modes in turn: the first calls test the differences between them.
+            let in_turn = Granularity::ALL.into_iter().enumerate().map(|(l, granularity)| {
+                let modes = modes(granularity);
+                Cast { format, granularity, scale_mode: modes[(i + j + l) % modes.len()] }
+            });
+            let inputs = Content::ALL.map(|content| Input { content, ..Input::new([35, 150], dtype) });
+            add(&inputs[1..], &in_turn.collect::<Vec<_>>(), both);
         }
     }
     // More than one block along both axes: a value that is not finite affects only its own block.
     for (dtype, format) in [F32, BF16].into_iter().flat_map(|dtype| Format::ALL.map(|format| (dtype, format))) {
-        for granularity in Granularity::ALL {
-            add(Input { content: Content::Ends, ..Input::new([139, 261], dtype) }, first(format, granularity), both);
-        }
+        let casts = Granularity::ALL.map(|granularity| first(format, granularity));
+        add(&[Input { content: Content::Ends, ..Input::new([139, 261], dtype) }], &casts, both);
     }
-    for cast in casts() {
-        for layout in [Layout::RowMajor, Layout::ColumnMajor] {
-            add(Input { layout, content: Content::Constants, ..Input::new([6, 300], F32) }, cast, both);
-        }
-    }
+    add(&layouts(Input { content: Content::Constants, ..Input::new([6, 300], F32) }, &orders), &every, both);
     for shape in LENGTHS {
-        for layout in [Layout::RowMajor, Layout::Pitched, Layout::ColumnMajor] {
-            for orientation in [Orientation::Rows, both] {
-                let input = Input { layout, content: Content::Peaks, ..Input::new(shape, F32) };
-                add(input, by_granularity[1], orientation);
-            }
-        }
+        let input = Input { content: Content::Peaks, ..Input::new(shape, F32) };
+        let inputs = layouts(input, &[Layout::RowMajor, Layout::Pitched, Layout::ColumnMajor]);
+        add(&inputs, rowwise, &[Orientation::Rows, Orientation::Both]);
     }
-    for (layout, shape) in Layout::REPEATED.into_iter().zip([[140, 150], [150, 140], [5, 7]]) {
-        for granularity in Granularity::ALL {
-            let cast = Cast { scale_mode: modes(granularity)[1], ..first(Format::E5m2, granularity) };
-            add(Input { layout, ..Input::new(shape, F32) }, cast, both);
-        }
+    for (layout, shape) in Layout::repeated().into_iter().zip([[140, 150], [150, 140], [5, 7]]) {
+        let second = |granularity| Cast { scale_mode: modes(granularity)[1], ..first(Format::E5m2, granularity) };
+        add(&[Input { layout, ..Input::new(shape, F32) }], &Granularity::ALL.map(second), both);
     }
     for (shape, granularity, orientation) in FOLDED {
-        add(Input { content: Content::Peaks, ..Input::new(shape, F32) }, first(Format::E4m3, granularity), orientation);
+        let input = Input { content: Content::Peaks, ..Input::new(shape, F32) };
+        add(&[input], &[first(Format::E4m3, granularity)], &[orientation]);
     }
     cases.extend((0..VIEWS).map(any_view));
     cases

@@ -5,8 +5,6 @@
 
 mod golden;
 
-use core::fmt;
-
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
@@ -19,7 +17,7 @@ use half::bf16;
 use test_data::{Random, relative_error};
 
 pub use self::golden::visit_golden_linears;
-use crate::case::{Case, Failure, Size, kebab, wrong};
+use crate::case::{Case, Failure, Size, wrong};
 
 type A<B> = Float8<Autodiff<B>>;
 
@@ -30,32 +28,17 @@ const LARGE: [[usize; 3]; 3] = [[1000, 1030, 500], [2048, 1024, 1536], [300, 410
 /// Tolerance for f32 sums: norm of the difference relative to the norm of the result.
 const F32_SUMS: f64 = 1e-5;
 
-/// Values of x, w, b and dy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Values {
-    /// -1, 0 and 1. Codes have one magnitude, so sums are exact in 13 bits; 16-bit results hold
-    /// these integers.
-    Exact,
-    /// Roughly normal multiples of 2^-8 with at most eight bits, which bf16 and f16 represent
-    /// exactly.
-    Normal,
-}
-
-impl Values {
-    fn fill(self, len: usize, seed: u64) -> Vec<f32> {
-        let mut random = Random::new(seed);
-        let rounded = |x: f32| bf16::from_f32((x * 256.0).round() / 256.0).to_f32();
-        match self {
-            Self::Exact => (0..len).map(|_| random.below(3) as f32 - 1.0).collect(),
-            Self::Normal => test_data::normal(len, seed).into_iter().map(rounded).collect(),
-        }
-    }
-}
-
-impl fmt::Display for Values {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&kebab(self))
-    }
+/// A linear.
+#[derive(Clone, Copy)]
+struct LinearCase {
+    recipe: Recipe,
+    /// M, K and N.
+    shape: [usize; 3],
+    dtype: DType,
+    /// Whether x, w, b and dy are -1, 0 and 1. Codes then have one magnitude, so sums are exact in 13
+    /// bits; 16-bit results hold these integers. Otherwise they are roughly normal multiples of 2^-8
+    /// with at most eight bits, which bf16 and f16 represent exactly.
+    exact: bool,
 }
 
 /// Tolerance for normal operands relative to f32 sums, for a contraction of length `k`.
@@ -81,83 +64,76 @@ struct Done {
 /// Passes every comparison with the CPU's linears to `visit`, which decides what to run. Names end
 /// with the expected path of the forward pass.
 pub fn visit_linears<B: Float8Backend>(size: Size, visit: &mut dyn FnMut(Case<'_>)) {
-    let large: &[_] = if size == Size::Full { &LARGE } else { &[] };
-    let (device, mut cases) = (Default::default(), vec![]);
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        for recipe in Recipe::ALL {
-            for shape in SHAPES.iter().chain(large) {
-                cases.extend([Values::Exact, Values::Normal].map(|values| (recipe, *shape, dtype, values)));
+    let shapes = if size == Size::Full { [&SHAPES[..], &LARGE].concat() } else { SHAPES.to_vec() };
+    let facts = B::fp8_facts(&Default::default());
+    for dtype in [DType::F32, DType::BF16, DType::F16].into_iter().filter(|dtype| facts.supports(*dtype)) {
+        for (recipe, &shape) in Recipe::ALL.iter().flat_map(|recipe| shapes.iter().map(move |shape| (recipe, shape))) {
+            let config = Float8LinearConfig::new(*recipe);
+            let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
+            let [m, k, n] = shape;
+            let path = facts.gemm_path(Some(m), granularities, gemm).to_string();
+            for (values, exact) in [("exact", true), ("normal", false)] {
+                let name = format!("linear {recipe} {m}x{k}x{n} {dtype:?} {values} {path}");
+                visit(Case::new(name, || LinearCase { recipe: *recipe, shape, dtype, exact }.compare::<B>(&path)));
             }
         }
     }
-    for (recipe, shape @ [m, k, n], dtype, values) in cases {
-        if !B::fp8_facts(&device).supports(dtype) {
-            continue;
+}
+
+impl LinearCase {
+    fn compare<B: Float8Backend>(self, path: &str) -> Result<f64, Failure> {
+        let got = self.run::<B>()?;
+        let want = Self { dtype: DType::F32, ..self }.run::<Flex>()?;
+        // Only this model's layer: other tests may have run untagged linears.
+        let mut ran = got.report;
+        ran.layers.truncate(1);
+        ran.verify().map_err(|error| wrong!("{error}"))?;
+        let taken = ran.layers[0].fprop.path.as_deref();
+        if taken != Some(path) {
+            return Err(wrong!("the forward pass took {}, not {path}", taken.unwrap_or("no FP8 path")));
         }
-        let config = Float8LinearConfig::new(recipe);
-        let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
-        let path = B::fp8_facts(&device).gemm_path(Some(m), granularities, gemm).to_string();
-        visit(Case::new(format!("linear {recipe} {m}x{k}x{n} {dtype:?} {values} {path}"), || {
-            compare::<B>(recipe, shape, dtype, values, &path)
-        }));
+        let [m, k, n] = self.shape;
+        let allowed = |contraction| if self.exact { F32_SUMS } else { tolerance(&ran, self.dtype, contraction) };
+        // Burn sums the bias gradient itself, in its own precision.
+        let burns = if self.dtype == DType::F32 { 1e-4 } else { 2e-2 };
+        let allowed = [("y", allowed(k)), ("dx", allowed(n)), ("dw", allowed(m)), ("db", burns)];
+        let mut worst = 0f64;
+        for ((what, allowed), (got, want)) in allowed.into_iter().zip(got.results.iter().zip(&want.results)) {
+            worst = worst.max(share(what, relative_error(got, want), allowed)?);
+        }
+        Ok(worst)
+    }
+
+    fn fill(self, len: usize, seed: u64) -> Vec<f32> {
+        let mut random = Random::new(seed);
+        let rounded = |x: f32| bf16::from_f32((x * 256.0).round() / 256.0).to_f32();
+        match self.exact {
+            true => (0..len).map(|_| random.below(3) as f32 - 1.0).collect(),
+            false => test_data::normal(len, seed).into_iter().map(rounded).collect(),
+        }
+    }
+
+    /// Runs two steps, so that delayed scales come from a history.
+    fn run<B: Float8Backend>(self) -> Result<Done, Failure> {
+        let [m, k, n] = self.shape;
+        let load = |seed, shape: [usize; 2]| {
+            let data = TensorData::new(self.fill(shape[0] * shape[1], seed), shape);
+            Tensor::<A<B>, 2>::from_data(data, &Default::default()).cast(self.dtype)
+        };
+        let bias = Some(load(2, [1, n]).reshape([n]));
+        let linear = converted::<B>(self.recipe, load(1, [k, n]), bias)?;
+        let mut results = vec![];
+        for seed in 0..2 {
+            results = step::<B>(&linear, load(3 + seed, [m, k]), load(5 + seed, [m, n]))?;
+        }
+        Ok(Done { results, report: report(&linear) })
     }
 }
 
-fn compare<B: Float8Backend>(
-    recipe: Recipe,
-    shape: [usize; 3],
-    dtype: DType,
-    values: Values,
-    path: &str,
-) -> Result<f64, Failure> {
-    let got = linear::<B>(recipe, shape, dtype, values)?;
-    let want = linear::<Flex>(recipe, shape, DType::F32, values)?;
-    // Only this model's layer: other tests may have run untagged linears.
-    let mut ran = got.report.clone();
-    ran.layers.truncate(1);
-    ran.verify().map_err(|error| wrong!("{error}"))?;
-    let taken = ran.layers[0].fprop.path.as_deref();
-    if taken != Some(path) {
-        return Err(wrong!("the forward pass took {}, not {path}", taken.unwrap_or("no FP8 path")));
-    }
-    let [m, k, n] = shape;
-    let allowed = |contraction| match values {
-        Values::Exact => F32_SUMS,
-        Values::Normal => tolerance(&ran, dtype, contraction),
-    };
-    // Burn sums the bias gradient itself, in its own precision.
-    let burns = if dtype == DType::F32 { 1e-4 } else { 2e-2 };
-    let allowed = [("y", allowed(k)), ("dx", allowed(n)), ("dw", allowed(m)), ("db", burns)];
-    let mut worst = 0f64;
-    for ((what, allowed), (got, want)) in allowed.into_iter().zip(got.results.iter().zip(&want.results)) {
-        let error = relative_error(got, want);
-        if error.is_nan() || error > allowed {
-            return Err(wrong!("{what} by {path}: {error:.2e} from the CPU's, allowed {allowed:.0e}"));
-        }
-        worst = worst.max(error / allowed);
-    }
-    Ok(worst)
-}
-
-/// Runs two steps, so that delayed scales come from a history.
-fn linear<B: Float8Backend>(
-    recipe: Recipe,
-    [m, k, n]: [usize; 3],
-    dtype: DType,
-    values: Values,
-) -> Result<Done, Failure> {
-    let device = Default::default();
-    let load = |seed, shape: [usize; 2]| {
-        let data = TensorData::new(values.fill(shape[0] * shape[1], seed), shape);
-        Tensor::<A<B>, 2>::from_data(data, &device).cast(dtype)
-    };
-    let bias = Some(load(2, [1, n]).reshape([n]));
-    let linear = converted::<B>(recipe, load(1, [k, n]), bias)?;
-    let mut results = vec![];
-    for seed in 0..2 {
-        results = step::<B>(&linear, load(3 + seed, [m, k]), load(5 + seed, [m, n]))?;
-    }
-    Ok(Done { results, report: report(&linear) })
+/// Error as a share of the allowed error.
+fn share(what: &str, error: f64, allowed: f64) -> Result<f64, Failure> {
+    // NaN fails.
+    if error <= allowed { Ok(error / allowed) } else { Err(wrong!("{what}: {error:.2e}, allowed {allowed:.0e}")) }
 }
 
 /// Linear with a configuration whose self-check is off: it would work around a wrong kernel.

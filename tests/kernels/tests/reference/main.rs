@@ -1,11 +1,9 @@
 //! Tests without comparisons of kernels: the scalar reference against independent definitions, one
-//! element at a time, scales against formulas, plans, and errors.
+//! element at a time, scales against formulas, and plans.
 
 mod casts;
 mod codes;
-mod errors;
 mod health;
-mod mx;
 mod oracle;
 mod plan;
 mod scales;

@@ -20,7 +20,7 @@ fn a_stuck_wait_is_an_error() {
             for config in [PRECISE, FAST] {
                 let gemm = Gemm { config, ..Gemm::new([64, 64, 128]) };
                 let [a, b] = gemm.matrices();
-                let error = gemm.compare(&GenerateCuda::client(&device), [&a, &b], 1.0).unwrap_err().to_string();
+                let error = gemm.compare(&GenerateCuda::client(&device), [&a, &b], Some(1.0)).unwrap_err().to_string();
                 assert!(error.contains("the kernel traps") && error.contains("s in which nothing went on"), "{error}");
                 assert!(error.contains("waits for mbarrier"), "{error}");
             }

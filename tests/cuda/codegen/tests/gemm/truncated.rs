@@ -101,7 +101,7 @@ fn long_contractions() {
         // With a bound of 1, the error is the share of `Σ |a·b|`.
         let [zero, floor] = [Accumulator::HOPPER[0], Accumulator::HOPPER[1]].map(|accumulator| {
             running.set_accumulator(accumulator);
-            gemm.compare(client, [&a, &b], 1.0).unwrap()
+            gemm.compare(client, [&a, &b], Some(1.0)).unwrap()
         });
         assert!(0.0 < zero && zero < floor && zero < bound / 8.0, "{zero:e}, {floor:e} downward, {bound:e}");
         assert_eq!(floor < bound, config == PRECISE, "{floor:e}, not {bound:e}");

@@ -7,14 +7,15 @@
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use float8_kernels::{Format, GemmArgs, GemmConfig, GemmPath, Granularity, gemm_path, scaled_gemm};
+use float8_kernels::{GemmArgs, Granularity, scaled_gemm};
 
+use super::Gemm;
 use crate::Failure;
 use crate::case::{Cases, wrong};
-use crate::compare::{EMULATE, FAST, PRECISE};
+use crate::compare::EMULATE;
 use crate::data::F32;
 use crate::device::{must_be, read_f32, upload_f32};
-use crate::matrix::{Codes, HostMatrix};
+use crate::matrix::Codes;
 
 /// Number of launches of each kind.
 const TIMES: usize = 200;
@@ -23,45 +24,36 @@ const TIMES: usize = 200;
 const SHAPES: [[usize; 3]; 2] = [[64, 64, 64], [257, 130, 32]];
 const LARGE: [[usize; 3]; 2] = [[1024, 1024, 1024], [4096, 4096, 4096]];
 
-pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
-    let granularities = [[Granularity::Tensor; 2], [Granularity::Block1x128, Granularity::Block128x128]];
-    for (granularities @ [left, right], config) in
-        granularities.into_iter().flat_map(|pair| [(pair, PRECISE), (pair, FAST)])
+pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    for granularities @ [left, right] in
+        [[Granularity::Tensor; 2], [Granularity::Block1x128, Granularity::Block128x128]]
     {
-        let path = gemm_path(all.client, granularities, config);
-        // The emulated kernel has no fast accumulation.
-        if path == GemmPath::Emulated && config == FAST {
-            continue;
-        }
-        let fast = if config == FAST { " fast" } else { "" };
         for shape @ [m, n, k] in all.sizes(&SHAPES, &LARGE) {
-            let name = format!("repeated_gemm {m}x{n}x{k} {left},{right} {path}{fast}");
-            all.add(name, |client| check(client, shape, granularities, config));
+            let gemm = Gemm { granularities, codes: Codes::Exact, ..Gemm::new(shape) };
+            for gemm in gemm.configs(all.client).filter(|gemm| gemm.config != EMULATE) {
+                let fast = if gemm.config.use_fast_accum { " fast" } else { "" };
+                let path = gemm.path(all.client);
+                let name = format!("repeated_gemm {m}x{n}x{k} {left},{right} {path}{fast}");
+                all.add(name, |client| check(client, gemm));
+            }
         }
     }
 }
 
-fn check<R: Runtime>(
-    client: &ComputeClient<R>,
-    [m, n, k]: [usize; 3],
-    [left, right]: [Granularity; 2],
-    config: GemmConfig,
-) -> Result<f64, Failure> {
-    let operand = |rows, granularity, seed| {
-        HostMatrix::new(Codes::Exact, [rows, k], Format::E4m3, granularity, seed).upload(client)
-    };
-    let (a, b) = (operand(m, left, 41), operand(n, right, 42));
+fn check<R: Runtime>(client: &ComputeClient<R>, gemm: Gemm) -> Result<f64, Failure> {
+    let [m, n, _] = gemm.shape;
+    let [a, b] = gemm.matrices().map(|matrix| matrix.upload(client));
     let want = read_f32(client, scaled_gemm(client, &a, &b, None, F32, EMULATE)?)?;
     let [sum, each] = [0.0, f32::NAN].map(|value| upload_f32(client, &vec![value; m * n]));
-    let args = GemmArgs { a: &a, b: &b, bias: None, groups: None, dtype: F32, config };
+    let args = GemmArgs { a: &a, b: &b, bias: None, groups: None, dtype: F32, config: gemm.config };
     for _ in 0..TIMES {
         args.run_into(client, None, &each)?;
         add_to(client, &sum, &each, m * n);
     }
     for (what, output, times) in [("the last", each, 1.0), ("the sum", sum, TIMES as f32)] {
         // Zeros of both signs are equal.
-        let [got, want] = [(read_f32(client, output)?, 1.0), (want.clone(), times)]
-            .map(|(values, times)| values.into_iter().map(|x| x * times + 0.0).collect::<Vec<_>>());
+        let got: Vec<_> = read_f32(client, output)?.into_iter().map(|x| x + 0.0).collect();
+        let want: Vec<_> = want.iter().map(|x| x * times + 0.0).collect();
         must_be(&got, &want, n).map_err(|failure| wrong!("{what} of {TIMES}: {failure}"))?;
     }
     Ok(0.0)

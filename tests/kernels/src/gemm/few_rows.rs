@@ -2,32 +2,30 @@
 //! each other.
 
 use cubecl::prelude::*;
-use float8_kernels::{Format, GEMV_ROWS, Granularity, supports};
+use float8_kernels::{Format, GEMV_ROWS, Granularity};
 
+use super::{Gemm, Memory};
 use crate::Failure;
-use crate::case::{Cases, wrong};
+use crate::case::{Cases, pairs, wrong};
 use crate::data::DTYPES;
 use crate::device::must_be;
-use crate::gemm::{Gemm, Memory, check, multiply};
 use crate::matrix::{Codes, HostMatrix};
 
-pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
-    for case in cases(all) {
-        all.add(case.name(all.client), |client| check(client, &case));
-    }
+pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     for granularity in Granularity::ALL {
         all.add(format!("scaled_gemm rows alone {granularity}"), |client| check_alone(client, granularity));
     }
 }
 
 /// Cases of few rows: all pairs of granularities, with varying bias, output memory and dtype.
-fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
-    let outs: Vec<_> = DTYPES.into_iter().filter(|dtype| supports(all.client, *dtype)).collect();
+pub(super) fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
+    const CODES: [Codes; 5] = [Codes::Exact, Codes::NanCode, Codes::InfCode, Codes::NanScale, Codes::Zeros];
+    let outs = all.dtypes();
     let shapes =
         all.sizes(&[[1, 131, 300], [2, 70, 33], [3, 6, 2100], [4, 9, 513]], &[[1, 14_336, 4096], [4, 4100, 14_340]]);
     let mut cases = vec![];
     for (s, shape) in shapes.into_iter().enumerate() {
-        for (i, j) in (0..5).flat_map(|i| (0..5).map(move |j| (i, j))) {
+        for [i, j] in pairs([0, 1, 2, 3, 4]) {
             let case = Gemm {
                 formats: [Format::ALL[(i + s) % 2], Format::ALL[(j + s / 2) % 2]],
                 granularities: [Granularity::ALL[i], Granularity::ALL[j]],
@@ -36,8 +34,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
                 out: outs[(i + j + s) % outs.len()],
                 ..Gemm::new(shape)
             };
-            let codes = [Codes::Exact, Codes::NanCode, Codes::InfCode, Codes::NanScale, Codes::Zeros];
-            cases.extend([case, Gemm { codes: codes[(i + j + s) % 5], ..case }]);
+            cases.extend([case, Gemm { codes: CODES[(i + j + s) % 5], ..case }]);
         }
     }
     cases
@@ -46,15 +43,17 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
 /// Within a path, the result of a row depends neither on the other rows nor on their number.
 fn check_alone<R: Runtime>(client: &ComputeClient<R>, granularity: Granularity) -> Result<f64, Failure> {
     for (format, shape @ [n, k]) in [(Format::E4m3, [37, 2310]), (Format::E5m2, [6, 515])] {
-        let case = |m| Gemm { formats: [format; 2], granularities: [granularity; 2], ..Gemm::new([m, n, k]) };
         let b = HostMatrix::new(Codes::Random, shape, format, granularity, 34);
         let all = HostMatrix::new(Codes::Random, [GEMV_ROWS, k], format, granularity, 33);
-        let rows = |from: usize, to: usize| -> Result<Vec<f32>, Failure> {
-            let part = HostMatrix { granularity, ..all.part(from..to, 0..k) };
-            // With squares of 128, all rows share the first band of scales.
-            let inv_scales =
-                if granularity == Granularity::Block128x128 { all.inv_scales.clone() } else { part.inv_scales };
-            multiply(client, [&HostMatrix { inv_scales, ..part }, &b], &[], &case(to - from))
+        let [scales, width] = granularity.scale_dims(GEMV_ROWS, k);
+        let rows = |from: usize, to: usize| {
+            let codes = all.codes[from * k..to * k].to_vec();
+            // With one scale, and with squares of 128, all rows share the first scales.
+            let own = if scales == 1 { 0..width } else { from * width..to * width };
+            let a =
+                HostMatrix { codes, inv_scales: all.inv_scales[own].to_vec(), shape: [to - from, k], ..all.clone() };
+            let gemm = Gemm { granularities: [granularity; 2], ..Gemm::new([to - from, n, k]) };
+            gemm.multiply(client, [&a, &b], &[])
         };
         let together = rows(0, GEMV_ROWS)?;
         for (from, to) in (0..GEMV_ROWS).flat_map(|from| (from + 1..=GEMV_ROWS).map(move |to| (from, to))) {
