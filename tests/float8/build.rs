@@ -41,7 +41,8 @@ fn main() {
         let (place, mark) = (format!("{page}:{}", block.line), block.mark.unwrap_or_default());
         if let Some(file) = mark.strip_prefix("part of ") {
             rerun_if_changed(&file);
-            let whole = fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{place}: {file}: {error}"));
+            let whole =
+                fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{place}: {file}: {error}"));
             assert!(whole.contains(&block.text), "{place}: {file} does not contain this block");
             continue;
         }

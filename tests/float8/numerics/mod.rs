@@ -6,6 +6,6 @@ mod fused;
 mod golden_linear;
 mod gradients;
 mod grouped;
+mod host_casts;
 mod lora;
 mod nonfinite;
-mod properties;
