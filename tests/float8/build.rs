@@ -61,8 +61,8 @@ fn main() {
         let name = module(&page, line);
         format!("mod {name} {{\n{text}\n#[test]\nfn runs() {{ main().unwrap() }}\n{parts}}}\n")
     });
-    let file = Path::new(&env::var("OUT_DIR").unwrap()).join("docs.rs");
-    fs::write(file, modules.collect::<String>()).unwrap();
+    let out = env::var("OUT_DIR").unwrap();
+    fs::write(Path::new(&out).join("docs.rs"), modules.collect::<String>()).unwrap();
 }
 
 fn rerun_if_changed(name: &&str) {

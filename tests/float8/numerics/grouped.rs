@@ -6,24 +6,22 @@ use burn::backend::Autodiff;
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor};
+use burn_float8::backend::Float8Backend;
+use burn_float8::config::{CastConfig, Casts, Granularity, Operand};
+use burn_float8::report::Gemm;
 use burn_float8::{
-    Float8, Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe,
-    backend::Float8Backend,
-    config::{CastConfig, Casts, Granularity, Operand},
-    float8_autocast, grouped_linear, report,
-    report::Gemm,
+    Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe, float8_autocast, grouped_linear, report,
 };
 use kernel_tests::{Element, Factor, products};
 use test_data::{panic_of, transpose};
 
 use crate::on_cpu_and_wgpu;
+use crate::support::linear::A;
 use crate::support::operand::{tensor, values};
 use crate::support::oracle::{Exact, assert_within, factor};
 use crate::support::runtime::Flex;
 use crate::support::{normal, spread, verify};
-
-type A<B> = Float8<Autodiff<B>>;
 
 /// Rows of each group; some rows are in no group.
 const SIZES: [usize; 5] = [40, 0, 130, 1, 0];
@@ -33,7 +31,7 @@ const K: usize = 70;
 const N: usize = 50;
 
 /// End of each group of [`SIZES`].
-fn ends() -> [usize; G] {
+fn ends() -> [i32; G] {
     [40, 40, 170, 171, 171]
 }
 
@@ -42,17 +40,15 @@ fn inputs() -> [Vec<f32>; 3] {
     [normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3)]
 }
 
-fn int_ends<B: Backend>(ends: &[usize]) -> Tensor<B, 1, Int> {
-    let ends: Vec<i32> = ends.iter().map(|&end| end as i32).collect();
-    let count = ends.len();
-    Tensor::from_data(TensorData::new(ends, [count]), &Default::default())
+fn int_ends<B: Backend>(ends: &[i32]) -> Tensor<B, 1, Int> {
+    Tensor::from_ints(ends, &Default::default())
 }
 
 /// y, dx and dw. y and dx must have the dtype of x and dy, and dw the weight's.
 fn ours<B: AutodiffBackend>(
     experts: &GroupedLinear<B>,
     [x, dy]: [&[f32]; 2],
-    ends: &[usize],
+    ends: &[i32],
     dtype: DType,
 ) -> [Vec<f32>; 3] {
     let (m, weight) = (x.len() / K, experts.weight.val());
@@ -128,13 +124,11 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
     // The largest values are in rows of no group.
     let grouped: usize = SIZES.iter().sum();
     x[grouped * K..].iter_mut().chain(&mut dy[grouped * N..]).for_each(|x| *x *= 8.0);
-    let cases: [(usize, [usize; G], [usize; G]); 5] = [
+    let cases: [(usize, [usize; G], [i32; G]); 4] = [
         (M, SIZES, ends()),
-        // All rows in one of many groups; fewer rows than groups, with a row in no group; no rows in
-        // any group.
+        // All rows in one of many groups; fewer rows than groups, with a row in no group.
         (33, [0, 0, 0, 33, 0], [0, 0, 0, 33, 33]),
         (3, [0, 1, 0, 0, 1], [0, 1, 1, 1, 2]),
-        (3, [0; G], [0; G]),
         // Ends beyond the rows and ends below the previous one are clamped.
         (M, [40, 0, 140, 0, 0], [40, 30, 500, 10, 10]),
     ];
@@ -191,15 +185,18 @@ fn dtypes_may_differ() {
     on_cpu_and_wgpu!(dtypes_on);
 }
 
+fn forward(experts: &GroupedLinear<A<Flex>>) -> Tensor<A<Flex>, 2> {
+    experts.forward(tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad(), int_ends(&ends()))
+}
+
 /// Backward has the precision of its forward.
 #[test]
 fn a_forward_in_high_precision_has_such_a_backward() {
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Tensorwise), &normal(G * K * N, 2));
-    let forward = || experts.forward(tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad(), int_ends(&ends()));
     let calls = || report(&experts).layers[0].gemms().map(|(_, gemm)| [gemm.emulated, gemm.high_precision]);
-    float8_autocast(false, forward).sum().backward();
+    float8_autocast(false, || forward(&experts)).sum().backward();
     assert_eq!(calls(), [[0, 1]; 3]);
-    let y = forward();
+    let y = forward(&experts);
     float8_autocast(false, || y.sum().backward());
     assert_eq!(calls(), [[1, 1]; 3]);
 }
@@ -207,10 +204,8 @@ fn a_forward_in_high_precision_has_such_a_backward() {
 /// Backward passes through frozen ones, so their x and dy have a history.
 #[test]
 fn frozen_grouped_linears_learn_their_histories() {
-    let frozen = plain::<A<Flex>>(&normal(G * K * N, 2), DType::F32).no_grad();
-    let frozen = Float8Config::new(Recipe::Delayed).apply(frozen).unwrap().0;
-    let x = tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad();
-    frozen.forward(x, int_ends(&ends())).powf_scalar(2.0).sum().backward();
+    let frozen = experts::<Flex>(&Float8LinearConfig::new(Recipe::Delayed), &normal(G * K * N, 2)).no_grad();
+    forward(&frozen).powf_scalar(2.0).sum().backward();
     let calls = report(&frozen).layers[0].gemms().map(|(_, gemm)| gemm.emulated);
     assert_eq!(calls, [1, 1, 0]);
     let state = &Float8State::export(&frozen).layers["linear"];
@@ -260,7 +255,10 @@ fn no_rows_on<B: Float8Backend>(runtime: &str) {
         assert_eq!(y.dims(), [0, N], "{runtime} {recipe}");
         // Not every backend gives an empty gradient for a sum of no rows.
         assert!(runtime != "flex" || x.grad(&grads).unwrap().dims() == [0, K], "{recipe}");
-        assert_eq!(values(experts.weight.grad(&grads).unwrap()), [0.0; G * K * N], "{runtime} {recipe}");
+        assert_eq!(values(experts.weight.grad(&grads).unwrap()), vec![0.0; G * K * N], "{runtime} {recipe}");
+        // All rows are outside the groups.
+        let results = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G], DType::F32);
+        assert!(results.concat().iter().all(|&x| x == 0.0), "{runtime} {recipe}");
     }
 }
 

@@ -3,7 +3,6 @@ mod attention;
 mod dtypes;
 mod fp8_only;
 mod fused;
-mod golden_linear;
 mod gradients;
 mod grouped;
 mod host_casts;

@@ -367,9 +367,9 @@ fn an_error_of_another_kernel_is_no_fault_of_ours() {
 #[test]
 fn strict_stops_at_a_kernel_that_is_wrong() {
     let Some((_running, device)) = device(36, &[("gemm_hopper", Fault::Refuse)]) else { return };
-    let layer = crate::layer::<Offline>(&Float8Config::tensorwise().with_strict(true), &device);
     // The GEMM of the preflight took another path.
-    let layer = layer.expect("the device computes");
+    let config = Float8Config::tensorwise().with_strict(true);
+    let layer = crate::layer::<Offline>(&config, &device).expect("the device computes");
     let text = panic_of(|| drop(step::<Offline>(&layer, &device)));
     assert!(text.starts_with("self-check of wgmma failed: "), "{text}");
 }

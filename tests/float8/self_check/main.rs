@@ -6,19 +6,17 @@ mod cuda;
 #[path = "../support/mod.rs"]
 mod support;
 
-use burn::backend::{Autodiff, Flex};
+use burn::backend::Flex;
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::backend::Float8Backend;
 use burn_float8::report::Gemm;
-use burn_float8::{Float8, Float8Config, Float8Error, GroupedLinear, Recipe, Report, float8_autocast, report};
+use burn_float8::{Float8Config, Float8Error, GroupedLinear, Recipe, Report, float8_autocast, report};
 use test_data::{normal, relative_error};
 
-use crate::support::linear::forward_backward;
+use crate::support::linear::{A, forward_backward};
 use crate::support::operand::values;
-
-type A<B> = Float8<Autodiff<B>>;
 
 /// M, K and N: one past tiles, and no multiples of 16. Rows of 16-bit values are whole 16 bytes.
 const SHAPE: [usize; 3] = [129, 264, 72];

@@ -1,32 +1,27 @@
 //! Statistics of sampled steps against the definition, and the fallback that they cause.
-use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
-use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::nn::{Initializer, Linear};
 use burn::tensor::Tensor;
+use burn_float8::backend::Float8Backend;
+use burn_float8::config::{FallbackTo, Format, Granularity, Operand};
+use burn_float8::report::{CastHealth, LayerReport, OperandHealth};
 use burn_float8::{
-    FallbackConfig, Float8, Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe, StatisticsConfig,
-    backend::Float8Backend,
-    config::{FallbackTo, Format, Granularity, Operand},
-    report,
-    report::{CastHealth, LayerReport, OperandHealth},
+    FallbackConfig, Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe, StatisticsConfig, report,
 };
 use float8_kernels::reference;
 
 use crate::on_cpu_and_wgpu;
-use crate::support::linear::from_values;
+use crate::support::linear::{A, from_values};
 use crate::support::operand::tensor;
 use crate::support::runtime::Flex;
-use crate::support::{normal, oracle, updated};
-
-type A<B> = Float8<Autodiff<B>>;
+use crate::support::{self, normal, oracle, updated};
 
 const M: usize = 33;
 const K: usize = 140;
 const N: usize = 20;
 
 fn linear<B: Float8Backend>(config: Float8Config) -> Linear<A<B>> {
-    let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
-    config.apply(linear).unwrap().0
+    support::linear::layer::<B>(&config, tensor(normal(K * N, 4), [K, N]), None)
 }
 
 /// Forward and backward.
@@ -99,12 +94,10 @@ fn statistics_on<B: Float8Backend>(runtime: &str) {
             let want = expected(&xs, [M, K], &Float8LinearConfig::new(by), None);
             assert_near(&cast, &want, &format!("{runtime} {recipe} by {by}"));
         }
-        for (gemm, calls) in layer(&linear).gemms() {
-            for operand in &calls.operands {
-                assert!(operand.health.is_some(), "{runtime} {recipe} {gemm}: {operand:?}");
-            }
-        }
-        let text = report(&linear).to_string();
+        let report = report(&linear);
+        let mut operands = report.layers[0].gemms().into_iter().flat_map(|(_, calls)| &calls.operands);
+        assert!(operands.all(|operand| operand.health.is_some()), "{runtime} {recipe}: {report}");
+        let text = report.to_string();
         assert!(text.contains("SQNR dB") && text.contains("rowwise:"), "{text}");
     }
 }
@@ -161,8 +154,7 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
     let xs = input();
     let amax = xs.iter().fold(0f32, |m, x| m.max(x.abs()));
     for recipe in Recipe::ALL {
-        let linear = step(linear::<B>(Float8Config::new(recipe)), &xs);
-        let report = layer(&linear);
+        let report = layer(&step(linear::<B>(Float8Config::new(recipe)), &xs));
         let config = Float8LinearConfig::new(recipe);
         let granularity = config.casts()[Operand::INPUT].scaling_granularity;
         let scale = reference::amax_to_scale(amax, Format::E4m3, config.scale_mode(granularity)).get();
@@ -203,8 +195,7 @@ fn statistics_are_sampled_every_n_steps() {
 /// A copy that another GEMM reads with another cast has its own amax and scale.
 #[test]
 fn each_gemm_reports_its_own_scale() {
-    let linear = step(linear::<Flex>(Float8Config::new(Recipe::RowwiseWithGwHp)), &input());
-    let report = layer(&linear);
+    let report = layer(&step(linear::<Flex>(Float8Config::new(Recipe::RowwiseWithGwHp)), &input()));
     // First rowwise, then tensorwise. Both scales are rounded down to powers of two.
     let scales = [report.fprop.operands[1].scale, report.dgrad.operands[1].scale].map(Option::unwrap);
     assert_eq!(scales[0], scales[1], "the largest element of both");
@@ -219,13 +210,10 @@ fn evaluations_and_reports_decide_nothing() {
     let limits = FallbackConfig { max_flushed: Some(0.05), max_non_finite: Some(0), ..FallbackConfig::default() };
     let config = sampled(Float8Config::tensorwise().with_fallback(limits));
     let well = normal(M * K, 1);
-    let mut linear = linear::<Flex>(config.clone());
-    for _ in 0..3 {
-        linear = step(linear, &well);
-        // Badly conditioned data, used only for evaluation.
-        linear.valid().forward(tensor(input(), [M, K]));
-        assert_eq!(layer(&linear).policy, "tensorwise");
-    }
+    let linear = step(linear::<Flex>(config.clone()), &well);
+    // Badly conditioned data, used only for evaluation.
+    linear.valid().forward(tensor(input(), [M, K]));
+    assert_eq!(layer(&linear).policy, "tensorwise");
     // That evaluation began the step, which training samples.
     let x = tensor::<A<Flex>, 2>(input(), [M, K]).require_grad();
     linear.forward(x.clone()).sum().backward();
