@@ -4,121 +4,69 @@
 //! before it. An HTML comment on the line before a block changes that:
 //! `<!-- continues PAGE -->` names the page with the program, `<!-- part of FILE -->` a file that
 //! contains the block.
+#[allow(dead_code)]
+#[path = "../../crates/float8-cli/tests/program/docs/markdown.rs"]
+mod markdown;
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{env, fs};
+
+use markdown::{chapters, root};
 
 /// Pages, relative to the root of the repository. Folders are searched.
 const PAGES: [&str; 3] = ["README.md", "crates/burn-float8/README.md", "docs"];
 
-struct Block {
+/// Program of a page, and the modules of the blocks that continue it.
+struct Program {
+    page: String,
     line: usize,
-    mark: String,
     text: String,
-}
-
-impl Block {
-    fn is_program(&self) -> bool {
-        self.text.contains("fn main()")
-    }
-}
-
-/// Program of a page, and the blocks that continue it.
-struct Program<'a> {
-    line: usize,
-    module: String,
-    text: &'a str,
-    parts: Vec<(String, &'a str)>,
+    parts: String,
 }
 
 fn main() {
-    let root = Path::new(&env::var("CARGO_MANIFEST_DIR").unwrap()).join("../..");
-    let mut pages = vec![];
-    PAGES.iter().for_each(|page| add_pages(&root, page, &mut pages));
-    pages.sort_unstable();
-    let blocks: Vec<_> =
-        pages.iter().map(|page| (page, blocks(&fs::read_to_string(root.join(page)).unwrap()))).collect();
-
-    let mut programs = BTreeMap::<&str, Vec<Program<'_>>>::new();
-    for (page, blocks) in &blocks {
-        let of_page = blocks.iter().filter(|block| block.is_program()).map(|block| Program {
-            line: block.line,
-            module: module(page, block.line),
-            text: &block.text,
-            parts: vec![],
-        });
-        programs.insert(page, of_page.collect());
-    }
-    for (page, blocks) in &blocks {
-        for block in blocks.iter().filter(|block| !block.is_program()) {
-            if let Some(file) = block.mark.strip_prefix("part of ") {
-                println!("cargo::rerun-if-changed={}", root.join(file).display());
-                let whole = fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-                assert!(whole.contains(&block.text), "{page}:{}: {file} does not contain this block", block.line);
-                continue;
+    PAGES.iter().for_each(rerun_if_changed);
+    let (mut programs, mut parts) = (vec![], vec![]);
+    for chapter in chapters(&PAGES) {
+        for block in chapter.blocks_in("rust") {
+            let page = chapter.name.clone();
+            if block.text.contains("fn main()") {
+                programs.push(Program { page, line: block.line, text: block.text, parts: String::new() });
+            } else {
+                parts.push((page, block));
             }
-            let other = block.mark.strip_prefix("continues ");
-            let of = other.unwrap_or(page);
-            let programs = programs.get_mut(of).unwrap_or_else(|| panic!("{page}:{}: no page {of}", block.line));
-            let program = match other {
-                Some(_) => programs.first_mut(),
-                None => programs.iter_mut().rfind(|program| program.line < block.line),
-            };
-            let program = program.unwrap_or_else(|| panic!("{page}:{}: no program before this block", block.line));
-            program.parts.push((module(page, block.line), &*block.text));
         }
     }
-
-    let mut text = String::new();
-    for Program { module, text: program, parts, .. } in programs.into_values().flatten() {
-        write!(text, "mod {module} {{\n{program}\n#[test]\nfn runs() {{ main().unwrap() }}\n").unwrap();
-        for (module, part) in parts {
-            write!(
-                text,
-                "mod {module} {{\nuse super::*;\nfn part() -> Result<(), burn_float8::Float8Error> {{\n{part}\nOk(())\n}}\n\
-                 #[test]\nfn runs() {{ part().unwrap() }}\n}}\n"
-            )
-            .unwrap();
+    for (page, block) in parts {
+        let (place, mark) = (format!("{page}:{}", block.line), block.mark.unwrap_or_default());
+        if let Some(file) = mark.strip_prefix("part of ") {
+            rerun_if_changed(&file);
+            let whole =
+                fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{place}: {file}: {error}"));
+            assert!(whole.contains(&block.text), "{place}: {file} does not contain this block");
+            continue;
         }
-        text += "}\n";
+        let program = match mark.strip_prefix("continues ") {
+            Some(other) => programs.iter_mut().find(|program| program.page == other),
+            None => programs.iter_mut().rfind(|program| program.page == page && program.line < block.line),
+        };
+        program.unwrap_or_else(|| panic!("{place}: no program before this block")).parts += &format!(
+            "mod {} {{\nuse super::*;\nfn part() -> Result<(), burn_float8::Float8Error> {{\n{}\nOk(())\n}}\n\
+             #[test]\nfn runs() {{ part().unwrap() }}\n}}\n",
+            module(&page, block.line),
+            block.text
+        );
     }
-    fs::write(PathBuf::from(env::var("OUT_DIR").unwrap()).join("docs.rs"), text).unwrap();
+    let modules = programs.into_iter().map(|Program { page, line, text, parts }| {
+        let name = module(&page, line);
+        format!("mod {name} {{\n{text}\n#[test]\nfn runs() {{ main().unwrap() }}\n{parts}}}\n")
+    });
+    let out = env::var("OUT_DIR").unwrap();
+    fs::write(Path::new(&out).join("docs.rs"), modules.collect::<String>()).unwrap();
 }
 
-/// Adds `name` if it is a file, else the Markdown files in it and its subfolders.
-fn add_pages(root: &Path, name: &str, pages: &mut Vec<String>) {
-    let path = root.join(name);
-    println!("cargo::rerun-if-changed={}", path.display());
-    if path.is_file() {
-        pages.push(name.into());
-        return;
-    }
-    for file in fs::read_dir(&path).unwrap() {
-        let file = file.unwrap().path();
-        if file.is_dir() || file.extension().is_some_and(|extension| extension == "md") {
-            add_pages(root, &format!("{name}/{}", file.file_name().unwrap().to_str().unwrap()), pages);
-        }
-    }
-}
-
-/// Rust blocks of a page.
-fn blocks(page: &str) -> Vec<Block> {
-    let (mut blocks, mut open, mut before) = (vec![], None::<Block>, "");
-    for (number, line) in (1..).zip(page.lines()) {
-        match &mut open {
-            None if line == "```rust" => {
-                let mark = before.strip_prefix("<!-- ").and_then(|mark| mark.strip_suffix(" -->")).unwrap_or_default();
-                open = Some(Block { line: number + 1, mark: mark.into(), text: String::new() });
-            }
-            Some(_) if line == "```" => blocks.extend(open.take()),
-            Some(block) => block.text.extend([line, "\n"]),
-            None => {}
-        }
-        before = line;
-    }
-    blocks
+fn rerun_if_changed(name: &&str) {
+    println!("cargo::rerun-if-changed={}", root().join(name).display());
 }
 
 /// Name of a block's module: its page and its first line.

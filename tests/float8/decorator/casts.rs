@@ -2,24 +2,21 @@
 //! survive training.
 use std::sync::Arc;
 
-use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig};
-use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::{Tensor, module};
-use burn_float8::{
-    Float8, Float8Config, Float8LinearConfig, Float8Stack, Recipe, Report, StatisticsConfig, backend::Float8Backend,
-    report, report::LayerReport,
-};
+use burn_float8::backend::Float8Backend;
+use burn_float8::{Float8, Float8Config, Float8LinearConfig, Float8Stack, Recipe, Report, StatisticsConfig, report};
 
 use crate::on_every_runtime;
+use crate::support::linear::A;
 use crate::support::model::{Model, input};
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{linear, mean_square, normal};
 
-type B = Float8<Autodiff<Flex>>;
+type B = A<Flex>;
 
 fn applied(recipe: Recipe, blocks: usize) -> Model<B> {
     Float8Config::new(recipe).apply(Model::<B>::new(blocks)).unwrap().0
@@ -34,44 +31,32 @@ fn live(report: &Report) -> u64 {
     report.layers.iter().map(|l| l.live_copies).sum()
 }
 
-fn layer<'a>(report: &'a Report, name: &str) -> &'a LayerReport {
-    report.layers.iter().find(|l| l.name == name).unwrap_or_else(|| panic!("no layer {name}"))
-}
-
 /// One cast gives both orientations, whether they share scales or, as in MX, each have their own.
 #[test]
 fn operands_are_cast_once() {
-    [Recipe::Tensorwise, Recipe::Mxfp8].into_iter().for_each(cast_once);
-}
-
-fn cast_once(recipe: Recipe) {
-    let mut model = applied(recipe, 2);
-    let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
-    let mut seen = [0; 3];
-    for _ in 0..2 {
-        let mut accumulator = GradientsAccumulator::new();
-        for micro_batch in 0..3 {
-            // Forward: each block reads four tensors (x for q, k, v; o's input; x for gate, up;
-            // down's input), and the head reads one. Each of the 15 linears casts its weight once,
-            // in the step's first micro-batch.
-            let y = model.forward(input::<B>(micro_batch).require_grad());
-            let forward = casts(&report(&model));
-            let weights = if micro_batch == 0 { 15 } else { 0 };
-            assert_eq!([0, 1, 2].map(|i| forward[i] - seen[i]), [9, weights, 0], "{recipe}");
-            // Backward: each of the 15 output gradients in one pass.
-            let grads = mean_square(y).backward();
-            accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
-            let backward = casts(&report(&model));
-            assert_eq!([0, 1, 2].map(|i| backward[i] - forward[i]), [0, 0, 15], "{recipe}");
-            seen = backward;
+    for recipe in [Recipe::Tensorwise, Recipe::Mxfp8] {
+        let mut model = applied(recipe, 2);
+        let mut optimizer = AdamWConfig::new().init::<B, Model<B>>();
+        let mut seen = [0; 3];
+        for _ in 0..2 {
+            let mut accumulator = GradientsAccumulator::new();
+            for micro_batch in 0..3 {
+                // Forward: each block reads four tensors (x for q, k, v; o's input; x for gate, up;
+                // down's input), and the head reads one. Each of the 15 linears casts its weight once,
+                // in the step's first micro-batch.
+                let y = model.forward(input::<B>(micro_batch).require_grad());
+                let forward = casts(&report(&model));
+                let weights = if micro_batch == 0 { 15 } else { 0 };
+                assert_eq!([0, 1, 2].map(|i| forward[i] - seen[i]), [9, weights, 0], "{recipe}");
+                // Backward: each of the 15 output gradients in one pass.
+                let grads = mean_square(y).backward();
+                accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
+                let backward = casts(&report(&model));
+                assert_eq!([0, 1, 2].map(|i| backward[i] - forward[i]), [0, 0, 15], "{recipe}");
+                seen = backward;
+            }
+            model = optimizer.step(1e-3, model, accumulator.grads());
         }
-        model = optimizer.step(1e-3, model, accumulator.grads());
-    }
-    let report = report(&model);
-    for name in ["blocks.0.q", "blocks.1.down", "head"] {
-        let l = layer(&report, name);
-        assert_eq!([l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated], [6; 3], "{recipe} {name}");
-        assert_eq!(l.totals().high_precision, 0, "{recipe} {name}");
     }
 }
 
@@ -97,13 +82,12 @@ fn copies_live_no_longer_than_needed() {
 /// The first linear casts x for all. One in high precision does not separate those around it.
 #[test]
 fn q_k_and_v_share_one_cast_of_x() {
-    for filter in ["head", "blocks.0.k"] {
-        let model = Float8Config::tensorwise().with_filter_fqns([filter]).apply(Model::<B>::new(1)).unwrap().0;
-        model.forward(input(1));
-        let report = report(&model);
-        let casts = ["q", "k", "v", "gate", "up"].map(|n| layer(&report, &format!("blocks.0.{n}")).casts[0]);
-        assert_eq!(casts, [1, 0, 0, 1, 0], "without {filter}");
-    }
+    let model = Float8Config::tensorwise().with_filter_fqns(["blocks.0.k"]).apply(Model::<B>::new(1)).unwrap().0;
+    model.forward(input(1));
+    let report = report(&model);
+    let of = |name| report.layers.iter().find(|layer| layer.name.ends_with(name)).expect("a layer");
+    let casts = [".q", ".k", ".v", ".gate", ".up"].map(|name| of(name).casts[0]);
+    assert_eq!(casts, [1, 0, 0, 1, 0]);
 }
 
 /// Histories, samples and the last amaxes refer to their layer, but it is freed with its model.
@@ -127,29 +111,12 @@ fn layers_are_freed_with_their_model() {
     }
 }
 
-#[test]
-fn tags_survive_module_operations() {
-    let model = applied(Recipe::Tensorwise, 1);
-    let tagged = |model: &Model<B>| {
-        let layers = report(model).layers;
-        layers.iter().filter(|l| l.name != burn_float8::report::UNTAGGED_NAME).count()
-    };
-    for model in [model.clone(), model.clone().fork(&Default::default()), model.clone().no_grad()] {
-        assert_eq!(tagged(&model), 8);
-    }
-    assert_eq!(report::<Float8<Flex>, _>(&model.valid()).layers.len(), report(&model).layers.len());
-}
-
-/// `LinearLayout::Col` has its own load mapper, which the tag must not replace.
+/// `LinearLayout::Col` has its own mappers, which the tag must not replace.
 #[test]
 fn records_of_column_major_linears_still_load() {
-    let device = Default::default();
-    let new = || LinearConfig::new(8, 4).with_layout(LinearLayout::Col).init::<B>(&device);
-    let linear = Float8Config::tensorwise().apply(new()).unwrap().0;
-    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::new();
-    let bytes = recorder.record(linear.clone().into_record(), ()).unwrap();
-    let other = Float8Config::tensorwise().apply(new()).unwrap().0;
-    let loaded = other.load_record(recorder.load(bytes, &device).unwrap());
+    let new = || LinearConfig::new(8, 4).with_layout(LinearLayout::Col).init::<B>(&Default::default());
+    let [linear, other] = [(); 2].map(|()| Float8Config::tensorwise().apply(new()).unwrap().0);
+    let loaded = other.load_record(linear.clone().into_record());
     assert_eq!(loaded.weight.dims(), [8, 4]);
     assert_eq!(values(loaded.weight.val()), values(linear.weight.val()));
     assert_eq!(report(&loaded).layers[0].name, "linear");
@@ -191,22 +158,20 @@ fn only_what_is_tracked_is_saved() {
 }
 
 fn threads_on<B: Float8Backend>(runtime: &str) {
-    type F<B> = Float8<B>;
-    let w: Tensor<F<B>, 2> = tensor(normal(64 * 32, 2), [64, 32]);
-    let x: Tensor<F<B>, 2> = tensor(normal(16 * 64, 1), [16, 64]);
+    let w: Tensor<Float8<B>, 2> = tensor(normal(64 * 32, 2), [64, 32]);
+    let x: Tensor<Float8<B>, 2> = tensor(normal(16 * 64, 1), [16, 64]);
     let want = values(module::linear(x.clone(), w.clone(), None));
-    let run = |shared: bool| {
-        let (x, w) = (x.clone(), w.clone());
-        move || {
-            let x = if shared { x } else { x * 1.0 };
-            (0..4).map(|_| values(module::linear(x.clone(), w.clone(), None))).collect::<Vec<_>>()
+    std::thread::scope(|scope| {
+        for is_shared in [true, false, true, false] {
+            let (x, w, want) = (x.clone(), w.clone(), &want);
+            scope.spawn(move || {
+                let x = if is_shared { x } else { x * 1.0 };
+                for _ in 0..4 {
+                    assert_eq!(values(module::linear(x.clone(), w.clone(), None)), *want, "{runtime}");
+                }
+            });
         }
-    };
-    let outputs: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..4).map(|i| scope.spawn(run(i % 2 == 0))).collect();
-        threads.into_iter().flat_map(|t| t.join().expect("no panic")).collect()
     });
-    assert!(outputs.iter().all(|y| *y == want), "{runtime}");
 }
 
 /// With fusion and without.

@@ -1,21 +1,19 @@
 //! Attention as an autodiff node: result and gradients against the reference in f64.
-use burn::backend::Autodiff;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData, module};
-use burn_float8::{Float8, backend::Float8Backend, nn::attention};
+use burn::tensor::{DType, Int, Tensor, TensorData, module};
+use burn_float8::{backend::Float8Backend, nn::attention};
 use float8_kernels::reference::attention::{self as reference, Bounded, HostAttention};
 use test_data::panic_of;
 
 use crate::on_every_runtime;
+use crate::support::linear::A;
 use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::process::alone;
 use crate::support::runtime::{Flex, Fused, has_wgpu};
 
-type A<B> = Float8<Autodiff<B>>;
-
 /// Inputs of one call.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Case {
     name: &'static str,
     /// Batch size, heads and key heads.
@@ -25,16 +23,11 @@ struct Case {
     /// Widths of keys and values.
     widths: [usize; 2],
     options: AttentionModuleOptions,
-    /// Shape of the mask, which hides keys by `hides`.
+    /// Shape of the mask.
     mask: Option<[usize; 4]>,
     /// Shape of the bias.
     bias: Option<[usize; 4]>,
     has_documents: bool,
-}
-
-/// Whether the mask hides an element, by its index in the mask.
-fn hides(index: usize) -> bool {
-    index * 7 % 5 == 1
 }
 
 /// Document of a position. Each sequence has three documents, and the third repeats the number of
@@ -43,13 +36,10 @@ fn document(batch: usize, position: usize, positions: usize) -> i32 {
     [0, 1, 0][(3 * position / positions + usize::from(batch > 0 && position < 2)) % 3]
 }
 
-/// Index of `[b, h, t, s]` in a tensor of this shape. Axes of size 1 are broadcast.
-fn spread(shape: [usize; 4], at: [usize; 4]) -> usize {
-    shape.into_iter().zip(at).fold(0, |index, (size, at)| index * size + if size == 1 { 0 } else { at })
+/// Values of a tensor that is broadcast to a larger shape.
+fn expanded(values: Vec<f32>, [from, to]: [[usize; 4]; 2]) -> Vec<f32> {
+    self::values(tensor::<Flex, 4>(values, from).expand(to))
 }
-
-/// Results of a call: y, dq, dk and dv.
-type Results = [Vec<f32>; 4];
 
 impl Case {
     fn shapes(&self) -> [[usize; 4]; 4] {
@@ -62,12 +52,12 @@ impl Case {
         ]
     }
 
-    /// q, k, v and dy.
-    fn inputs(&self) -> [Vec<f32>; 4] {
+    /// q, k, v and dy, rounded to the dtype.
+    fn inputs(&self, dtype: DType) -> [Vec<f32>; 4] {
         let mut seed = 0;
         self.shapes().map(|shape| {
             seed += 1;
-            normal(shape.iter().product(), seed)
+            values(tensor::<Flex, 4>(normal(shape.iter().product(), seed), shape).cast(dtype))
         })
     }
 
@@ -75,23 +65,22 @@ impl Case {
         self.bias.map(|shape| normal(shape.iter().product(), 9))
     }
 
-    /// Results by the reference.
+    /// Values of the mask: 1 hides a key.
+    fn mask(&self) -> Option<Vec<f32>> {
+        self.mask.map(|shape| (0..shape.iter().product()).map(|i: usize| f32::from(i * 7 % 5 == 1)).collect())
+    }
+
+    /// y, dq, dk and dv by the reference.
     fn expected(&self, [query, key, value, dy]: &[Vec<f32>; 4], rounding: f64) -> [Bounded; 4] {
         let Self { heads: [batch, heads, _], positions: [queries, keys], options, .. } = *self;
-        let scores = (0..batch * heads * queries * keys).map(|i| {
-            let at = i / keys;
-            [at / queries / heads, at / queries % heads, at % queries, i % keys]
-        });
-        let scores: Vec<_> = scores.collect();
-        let is_hidden = |at @ [b, _, t, s]: [usize; 4]| {
+        let all = [batch, heads, queries, keys];
+        let mask = self.mask().map(|mask| expanded(mask, [self.mask.unwrap(), all]));
+        let is_hidden = |i: usize| {
+            let (b, t, s) = (i / keys / queries / heads, i / keys % queries, i % keys);
             options.is_causal && s + queries > t + keys
-                || self.mask.is_some_and(|shape| hides(spread(shape, at)))
+                || mask.as_ref().is_some_and(|mask| mask[i] == 1.0)
                 || self.has_documents && document(b, t, keys) != document(b, s, keys)
         };
-        let hidden: Vec<_> = scores.iter().map(|at| is_hidden(*at)).collect();
-        let bias =
-            self.bias.zip(self.bias()).map(|(shape, bias)| scores.iter().map(|at| bias[spread(shape, *at)]).collect());
-        let bias: Vec<f32> = bias.unwrap_or_default();
         let [y, _lse, dq, dk, dv] = reference::attention(&HostAttention {
             query,
             key,
@@ -100,8 +89,8 @@ impl Case {
             heads: self.heads,
             positions: self.positions,
             widths: self.widths,
-            hidden: &hidden,
-            bias: &bias,
+            hidden: &(0..all.iter().product()).map(is_hidden).collect::<Vec<_>>(),
+            bias: &self.bias().map(|bias| expanded(bias, [self.bias.unwrap(), all])).unwrap_or_default(),
             scale: options.scale.unwrap_or((self.widths[0] as f64).sqrt().recip()),
             softcap: options.softcap,
             rounding,
@@ -109,17 +98,14 @@ impl Case {
         [y, dq, dk, dv]
     }
 
-    /// Results of the node, by this crate's function or, with a mask or a bias, by Burn's.
-    fn got<B: Float8Backend>(&self, inputs: &[Vec<f32>; 4], dtype: DType) -> Results {
+    /// y, dq, dk and dv of the node, by this crate's function or, with a mask or a bias, by Burn's.
+    fn got<B: Float8Backend>(&self, inputs: &[Vec<f32>; 4], dtype: DType) -> [Vec<f32>; 4] {
         let device = Default::default();
         let mut shapes = self.shapes().into_iter();
         let [q, k, v, dy] =
             inputs.each_ref().map(|values| tensor::<A<B>, 4>(values.clone(), shapes.next().unwrap()).cast(dtype));
         let [q, k, v] = [q, k, v].map(|t| t.require_grad());
-        let mask = self.mask.map(|shape| {
-            let values: Vec<bool> = (0..shape.iter().product()).map(hides).collect();
-            Tensor::<A<B>, 4, Bool>::from_data(TensorData::new(values, shape), &device)
-        });
+        let mask = self.mask.map(|shape| tensor::<A<B>, 4>(self.mask().unwrap(), shape).equal_elem(1.0));
         let bias = self.bias.map(|shape| tensor::<A<B>, 4>(self.bias().unwrap(), shape).cast(dtype));
         let y = if mask.is_some() || bias.is_some() {
             module::attention(q.clone(), k.clone(), v.clone(), mask, bias, self.options)
@@ -170,29 +156,33 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-fn assert_close(what: &str, got: &Results, want: &[Bounded; 4]) {
-    for ((got, want), name) in got.iter().zip(want).zip(["y", "dq", "dk", "dv"]) {
-        assert_eq!(got.len(), want.values.len(), "{what}: {name}");
-        let (place, share) = want.worst(got);
-        assert!(share <= 1.0, "{what}: {name}[{place}] is {}, not {}", got[place], want.values[place]);
-    }
-}
-
-/// Half a step of a dtype, relative.
-const F32: f64 = 5.960_464_477_539_063e-8;
-const BF16: f64 = 0.003_906_25;
-
 /// Cases for devices, which compile kernels for each case.
 const ON_DEVICES: [&str; 4] = ["documents", "mask of all heads", "bias and softcap", "one query"];
+
+/// `rounding` is half a step of the dtype, relative.
+fn check<B: Float8Backend>(runtime: &str, case: &Case, dtype: DType, rounding: f64) {
+    let inputs = case.inputs(dtype);
+    let (got, want) = (case.got::<B>(&inputs, dtype), case.expected(&inputs, rounding));
+    for ((got, want), name) in got.iter().zip(&want).zip(["y", "dq", "dk", "dv"]) {
+        let what = format!("{name} of {} in {dtype:?} on {runtime}", case.name);
+        assert_eq!(got.len(), want.values.len(), "{what}");
+        let (place, share) = want.worst(got);
+        assert!(share <= 1.0, "{what}: [{place}] is {}, not {}", got[place], want.values[place]);
+    }
+}
 
 fn definition_on<B: Float8Backend>(runtime: &str) {
     if runtime.starts_with("wgpu") && std::env::var("FLOAT8_ATTENTION").is_ok_and(|path| path == "tiles") {
         assert_eq!(B::fp8_facts(&Default::default()).attention, "tiles", "{runtime}");
     }
-    for case in cases().into_iter().filter(|case| runtime == "flex" || ON_DEVICES.contains(&case.name)) {
-        let inputs = case.inputs();
-        let want = case.expected(&inputs, F32);
-        assert_close(&format!("{runtime}, {}", case.name), &case.got::<B>(&inputs, DType::F32), &want);
+    for case in cases() {
+        let is_on_devices = ON_DEVICES.contains(&case.name);
+        if runtime == "flex" || is_on_devices {
+            check::<B>(runtime, &case, DType::F32, 2f64.powi(-24));
+        }
+        if runtime == "flex" && is_on_devices {
+            check::<B>(runtime, &case, DType::BF16, 2f64.powi(-8));
+        }
     }
 }
 
@@ -212,18 +202,6 @@ fn attention_in_tiles() {
     });
 }
 
-#[test]
-fn attention_in_bf16() {
-    for case in cases().into_iter().filter(|case| ON_DEVICES.contains(&case.name)) {
-        let round = |x: Vec<f32>| {
-            let len = x.len();
-            values(tensor::<Flex, 1>(x, [len]).cast(DType::BF16))
-        };
-        let inputs = case.inputs().map(round);
-        assert_close(case.name, &case.got::<Flex>(&inputs, DType::BF16), &case.expected(&inputs, BF16));
-    }
-}
-
 /// Rows that attend to a NaN are NaN, and no others.
 #[test]
 fn a_nan_reaches_what_sees_it() {
@@ -236,12 +214,12 @@ fn a_nan_reaches_what_sees_it() {
         .map(|values| tensor::<A<Flex>, 4>(values, shape).require_grad());
     let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
     let y = attention(q.clone(), k, v, None, options);
-    let is_nan: Vec<bool> = values(y.clone().inner()).chunks(dim).map(|row| row.iter().all(|y| y.is_nan())).collect();
-    let want: Vec<bool> = (0..heads * positions).map(|row| (100..positions).contains(&row)).collect();
-    assert_eq!(is_nan, want);
-    let dq = values(q.grad(&y.sum().backward()).unwrap());
-    let is_nan: Vec<bool> = dq.chunks(dim).map(|row| row.iter().all(|dq| dq.is_nan())).collect();
-    assert_eq!(is_nan, want);
+    let dq = q.grad(&y.clone().sum().backward()).unwrap();
+    for result in [y.inner(), dq] {
+        let rows: Vec<_> = values(result).chunks(dim).map(|row| row.iter().all(|x| x.is_nan())).collect();
+        let want: Vec<_> = (0..heads * positions).map(|row| (100..positions).contains(&row)).collect();
+        assert_eq!(rows, want);
+    }
 }
 
 /// The inner backend computes the gradient of a bias.

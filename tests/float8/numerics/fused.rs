@@ -3,23 +3,22 @@
 use burn::backend::Autodiff;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::Float8;
 use burn_float8::backend::Float8Backend;
 use burn_float8::nn::{log_likelihood, rms_norm, rotary, swiglu};
 use float8_kernels::reference::fused as reference;
 
 use crate::on_cpu_and_wgpu;
+use crate::support::linear::A;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{assert_near, normal};
 
-/// Inputs of a node: matrices of one dtype and, at the end, a vector in f32.
-type Inputs = Vec<(Vec<f32>, Vec<usize>)>;
-
 /// A node, its definition in f64, and a tolerance relative to the largest value of each result.
 struct Op {
     name: &'static str,
-    inputs: Inputs,
+    /// Matrices of `cols` columns. The weight of RMSNorm is in f32, and the others in one dtype.
+    inputs: Vec<Vec<f32>>,
+    cols: usize,
     dy: Vec<f32>,
     want: Vec<Vec<f64>>,
     tolerance: f64,
@@ -37,31 +36,26 @@ fn angles() -> [Vec<f32>; 2] {
 
 /// Enough values for several tasks, and some whose exponentials overflow.
 fn gates(len: usize) -> Vec<f32> {
-    let mut gates: Vec<f32> = normal(len, 1).into_iter().map(|x| 3.0 * x).collect();
     let special = [0.0, -0.0, 100.0, -100.0, 87.5, -87.5];
-    gates[..special.len()].copy_from_slice(&special);
-    gates
+    special.into_iter().chain(normal(len, 1).into_iter().map(|x| 3.0 * x)).take(len).collect()
 }
 
 impl Op {
     fn swiglu([a, b, dy]: [Vec<f32>; 3], cols: usize) -> Self {
         let want = [vec![reference::swiglu(&a, &b)], reference::swiglu_backward(&a, &b, &dy).to_vec()].concat();
-        let shape = vec![a.len() / cols, cols];
-        Self { name: "swiglu", inputs: vec![(a, shape.clone()), (b, shape)], dy, want, tolerance: 1e-6 }
+        Self { name: "swiglu", inputs: vec![a, b], cols, dy, want, tolerance: 1e-6 }
     }
 
     fn rms_norm([x, gamma, dy]: [Vec<f32>; 3]) -> Self {
         let y = reference::rms_norm(&x, &gamma, EPSILON);
         let want = [vec![y], reference::rms_norm_backward(&x, &gamma, &dy, EPSILON).to_vec()].concat();
-        let width = gamma.len();
-        let inputs = vec![(x.clone(), vec![x.len() / width, width]), (gamma, vec![width])];
-        Self { name: "rms_norm", inputs, dy, want, tolerance: 3e-6 }
+        Self { name: "rms_norm", cols: gamma.len(), inputs: vec![x, gamma], dy, want, tolerance: 3e-6 }
     }
 
     fn rotary([x, dy]: [Vec<f32>; 2]) -> Self {
         let [cos, sin] = angles();
         let want = [(&x, false), (&dy, true)].map(|(x, back)| reference::rotary(x, [&cos, &sin], HEADS, back));
-        Self { name: "rotary", inputs: vec![(x, HEADS.to_vec())], dy, want: want.into(), tolerance: 1e-6 }
+        Self { name: "rotary", inputs: vec![x], cols: HEADS[3], dy, want: want.into(), tolerance: 1e-6 }
     }
 
     fn log_likelihood(logits: Vec<f32>, dy: Vec<f32>) -> Self {
@@ -75,23 +69,20 @@ impl Op {
             let gradient = |(i, l): (usize, &f32)| f64::from(*dy) * (onehot(i) - (f64::from(*l) - log_sum).exp());
             dl.extend(logits.iter().enumerate().map(gradient));
         }
-        let inputs = vec![(logits, vec![rows, width])];
-        Self { name: "log_likelihood", inputs, dy, want: vec![y, dl], tolerance: 2e-6 }
+        Self { name: "log_likelihood", inputs: vec![logits], cols: width, dy, want: vec![y, dl], tolerance: 2e-6 }
     }
 
     /// Compares the node's result and the gradients of its inputs with the definition.
     fn compare<B: AutodiffBackend>(&self, runtime: &str, dtype: DType, tolerance: f64) {
-        let what = format!("{} {:?} on {runtime}", self.name, self.inputs[0].1);
-        let leaf = |(values, shape): &(Vec<f32>, Vec<usize>)| match shape[..] {
-            [len] => tensor::<B, 2>(values.clone(), [1, len]).require_grad(),
-            _ => {
-                let cols = shape[shape.len() - 1];
-                tensor::<B, 2>(values.clone(), [values.len() / cols, cols]).cast(dtype).require_grad()
-            }
+        let (cols, rows) = (self.cols, self.inputs[0].len() / self.cols);
+        let what = format!("{} {rows}x{cols} on {runtime}", self.name);
+        let leaf = |(i, values): (usize, &Vec<f32>)| {
+            let leaf = tensor::<B, 2>(values.clone(), [values.len() / cols, cols]);
+            let is_gamma = self.name == "rms_norm" && i == 1;
+            (if is_gamma { leaf } else { leaf.cast(dtype) }).require_grad()
         };
-        let leaves: Vec<_> = self.inputs.iter().map(leaf).collect();
+        let leaves: Vec<_> = self.inputs.iter().enumerate().map(leaf).collect();
         let x = leaves[0].clone();
-        let [rows, cols] = x.dims();
         let y = match self.name {
             "swiglu" => swiglu(x, leaves[1].clone()),
             "rms_norm" => rms_norm(x, leaves[1].clone().reshape([cols]), EPSILON),
@@ -141,7 +132,7 @@ fn definitions_on<B: Float8Backend>(runtime: &str) {
         let logits = normal(rows * width, 9).into_iter().map(|x| 4.0 * x).collect();
         ops.push(Op::log_likelihood(logits, normal(rows, 10)));
     }
-    ops.iter().for_each(|op| op.compare::<Float8<Autodiff<B>>>(runtime, DType::F32, op.tolerance));
+    ops.iter().for_each(|op| op.compare::<A<B>>(runtime, DType::F32, op.tolerance));
 }
 
 #[test]
@@ -162,17 +153,14 @@ fn in_bf16() -> [Op; 4] {
     ]
 }
 
-/// Inputs and outputs are bf16; nothing in between is rounded to it.
+/// Inputs and outputs are bf16; nothing in between is rounded to it. On a backend without `Float8`,
+/// and in f64, Burn's operations give the same.
 #[test]
-fn fused_operations_in_bf16() {
-    in_bf16()[..3].iter().for_each(|op| op.compare::<Float8<Autodiff<Flex>>>("flex", DType::BF16, 4e-3));
-}
-
-/// On a backend without `Float8`, and in f64, Burn's operations give the same.
-#[test]
-fn fused_operations_elsewhere() {
-    for op in in_bf16() {
+fn fused_operations_in_other_dtypes_and_on_other_backends() {
+    let ops = in_bf16();
+    ops[..3].iter().for_each(|op| op.compare::<A<Flex>>("flex", DType::BF16, 4e-3));
+    for op in ops {
         op.compare::<Autodiff<Flex>>("a plain backend", DType::F32, op.tolerance);
-        op.compare::<Float8<Autodiff<Flex>>>("flex in f64", DType::F64, op.tolerance);
+        op.compare::<A<Flex>>("flex in f64", DType::F64, op.tolerance);
     }
 }

@@ -1,23 +1,19 @@
-//! y, dx, dw and db against the definition in f64: every recipe and setting of casts, any M, K and
-//! N, any rank and any strides.
-use burn::backend::Autodiff;
+//! y, dx, dw and db against torchao's and the definition in f64: every recipe and setting of casts,
+//! any M, K and N, any rank and any strides.
 use burn::nn::Linear;
 use burn::tensor::{Tensor, s};
-use burn_float8::{
-    Float8, Float8Config, Float8LinearConfig, Recipe,
-    backend::Float8Backend,
-    config::{CastConfig, Casts, Format, Granularity, Operand, ScaleCalculationMode},
-    report::Gemm,
-};
-use test_data::transpose;
+use burn_float8::backend::Float8Backend;
+use burn_float8::config::{CastConfig, Casts, Format, Granularity, Operand, ScaleCalculationMode};
+use burn_float8::report::Gemm;
+use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
+use kernel_tests::visit_golden_linears;
+use test_data::Golden;
 
-use crate::support::linear::{forward_backward, from_values, layer};
+use crate::support::linear::{A, forward_backward, from_values, layer};
 use crate::support::operand::{tensor, values};
 use crate::support::oracle::{self, Exact, assert_within};
 use crate::support::{normal, relative_error, spread};
 use crate::{on_cpu_and_wgpu, on_every_runtime};
-
-type A<B> = Float8<Autodiff<B>>;
 
 /// Every recipe, and casts that no recipe has.
 fn configs() -> Vec<Float8LinearConfig> {
@@ -48,9 +44,8 @@ fn configs() -> Vec<Float8LinearConfig> {
         configs.extend([config.clone(), config.with_casts(mixed_mx)]);
     }
     let hp_fprop = Recipe::Blockwise.casts().without(Gemm::Fprop);
-    for casts in [mixed, hp_fprop] {
-        configs.push(Float8LinearConfig::new(Recipe::Tensorwise).with_casts(casts));
-    }
+    let of = |casts| Float8LinearConfig::new(Recipe::Tensorwise).with_casts(casts);
+    configs.extend([mixed, hp_fprop].map(of));
     configs
 }
 
@@ -67,23 +62,20 @@ struct Case {
 impl Case {
     fn new(config: Float8LinearConfig, shape @ [batch, tokens, k, n]: [usize; 4]) -> Self {
         let m = batch * tokens;
-        let values @ [x, w, b, dy] = &[spread(m, k, 1), spread(k, n, 2), normal(n, 3), spread(m, n, 4)];
-        let exact = oracle::linear([x, w, dy], [m, k, n], Some(b), &config, [None; 3]);
-        Self { config, shape, values: values.clone(), exact }
-    }
-
-    fn has_mixed_casts(&self) -> bool {
-        self.config.casts() != self.config.recipe().casts() && self.config.recipe() == Recipe::Tensorwise
+        let [x, w, b, dy] = [spread(m, k, 1), spread(k, n, 2), normal(n, 3), spread(m, n, 4)];
+        let exact = oracle::linear([&x, &w, &dy], [m, k, n], Some(&b), &config, [None; 3]);
+        Self { config, shape, values: [x, w, b, dy], exact }
     }
 }
 
 fn cases_on<B: Float8Backend>(runtime: &str, cases: &[Case]) {
-    // Settings are the same on every runtime, but a device compiles kernels for each.
-    let is_default = |case: &&Case| case.config == Float8LinearConfig::new(case.config.recipe());
-    let casts = |case: &&Case| runtime == "flex" || is_default(case) || case.has_mixed_casts();
-    for Case { config, shape: shape @ [batch, tokens, k, n], values: [x, w, b, dy], exact } in
-        cases.iter().filter(casts)
-    {
+    for Case { config, shape: shape @ [batch, tokens, k, n], values: [x, w, b, dy], exact } in cases {
+        // Settings are the same on every runtime, but a device compiles kernels for each.
+        let recipe = config.recipe();
+        let is_mixed = recipe == Recipe::Tensorwise && config.casts() != recipe.casts();
+        if runtime != "flex" && !is_mixed && *config != Float8LinearConfig::new(recipe) {
+            continue;
+        }
         let (w, b) = (tensor::<A<B>, 2>(w.clone(), [*k, *n]), tensor(b.clone(), [*n]));
         let layer = layer::<B>(&config.clone().into(), w, Some(b));
         let load = |values: &[f32], cols| tensor::<A<B>, 3>(values.to_vec(), [*batch, *tokens, cols]);
@@ -107,25 +99,35 @@ fn ragged_shapes_equal_their_definition() {
     on_cpu_and_wgpu!(cases_on, &cases);
 }
 
+/// y, dx and dw of linear.safetensors.
+fn golden_on<B: Float8Backend>(runtime: &str, golden: &Golden) {
+    let mut count = 0;
+    visit_golden_linears::<B>(golden, &mut |case| {
+        let name = case.name.clone();
+        case.run().unwrap_or_else(|failure| panic!("{name} on {runtime}: {failure}"));
+        count += 1;
+    });
+    assert!(count >= 3, "{count} recipes on {runtime}");
+}
+
+#[test]
+fn golden_linear_on_every_runtime() {
+    on_cpu_and_wgpu!(golden_on, &Golden::open("linear.safetensors"));
+}
+
 /// The recipes that read x, w and dy in different ways.
 const LAYOUTS: [Recipe; 4] = [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Blockwise, Recipe::Mxfp8];
 
-/// Leading axes out of order, so there is no single row stride: `[2, 3, 4, c]` as a view of
-/// `[3, 2, 4, c]`.
-fn permuted<B: Float8Backend>(v: &[f32], c: usize) -> Tensor<A<B>, 4> {
-    let block = 4 * c;
-    let order = (0..3).flat_map(|j| (0..2).map(move |i| i * 3 + j));
-    tensor(order.flat_map(|b| v[b * block..][..block].to_vec()).collect(), [3, 2, 4, c]).swap_dims(0, 1)
+/// The same tensor in memory in which two axes are swapped.
+fn swapped<B: Float8Backend, const D: usize>(t: Tensor<A<B>, D>, [a, b]: [usize; 2]) -> Tensor<A<B>, D> {
+    Tensor::from_data(t.swap_dims(a, b).into_data(), &Default::default()).swap_dims(a, b)
 }
 
-fn transposed<B: Float8Backend>(v: &[f32], [r, c]: [usize; 2]) -> Tensor<A<B>, 2> {
-    tensor(transpose(v, [r, c]), [c, r]).transpose()
-}
-
-fn sliced<B: Float8Backend>(v: &[f32], [r, c]: [usize; 2]) -> Tensor<A<B>, 2> {
-    let mut wide = normal((r + 2) * (c + 3), 5);
-    (0..r).for_each(|i| wide[(i + 1) * (c + 3) + 2..][..c].copy_from_slice(&v[i * c..][..c]));
-    tensor(wide, [r + 2, c + 3]).slice(s![1..r + 1, 2..c + 2])
+/// The same matrix as a part of a larger one.
+fn sliced<B: Float8Backend>(t: Tensor<A<B>, 2>) -> Tensor<A<B>, 2> {
+    let [r, c] = t.dims();
+    let area = s![1..r + 1, 2..c + 2];
+    tensor(normal((r + 2) * (c + 3), 5), [r + 2, c + 3]).slice_assign(area, t).slice(area)
 }
 
 fn views_on<B: Float8Backend>(runtime: &str) {
@@ -134,23 +136,26 @@ fn views_on<B: Float8Backend>(runtime: &str) {
     for recipe in LAYOUTS {
         let config = Float8Config::new(recipe);
         let with = |w| layer::<B>(&config, w, Some(tensor(bs.clone(), [n])));
-        let dense = || with(tensor(ws.clone(), [k, n]));
         let same = |what: &str, m: usize, ours: Vec<Vec<f32>>| {
             let plain = from_values::<B>(&config, [&xs[..m * k], ws, &dys[..m * n]], [m, k, n], Some(bs));
             for (ours, plain) in ours.iter().zip(&plain) {
                 assert!(relative_error(ours, plain) < 1e-6, "{runtime} {recipe} {what}");
             }
         };
-        let [x, w, dy] = [(xs, [m, k]), (ws, [k, n]), (dys, [m, n])].map(|(v, shape)| transposed::<B>(v, shape));
-        same("transposed", m, forward_backward(&with(w), x, dy));
-        let [x, w, dy] = [(xs, [m, k]), (ws, [k, n]), (dys, [m, n])].map(|(v, shape)| sliced::<B>(v, shape));
-        same("sliced", m, forward_backward(&with(w), x, dy));
-        let r4 = |v: &[f32], c| tensor::<A<B>, 4>(v.to_vec(), [2, 3, 4, c]);
-        same("rank 4", m, forward_backward(&dense(), r4(xs, k), r4(dys, n)));
-        same("permuted", m, forward_backward(&dense(), permuted::<B>(xs, k), permuted::<B>(dys, n)));
-        let r1 = |v: &[f32], c: usize| tensor::<A<B>, 1>(v[..c].to_vec(), [c]);
-        same("rank 1", 1, forward_backward(&dense(), r1(xs, k), r1(dys, n)));
-        empty_batch(&dense(), runtime);
+        let [x, w, dy]: [Tensor<A<B>, 2>; 3] =
+            [(xs, [m, k]), (ws, [k, n]), (dys, [m, n])].map(|(v, shape)| tensor(v.clone(), shape));
+        let [tx, tw, tdy] = [&x, &w, &dy].map(|t| swapped(t.clone(), [0, 1]));
+        same("transposed", m, forward_backward(&with(tw), tx, tdy));
+        let [sx, sw, sdy] = [&x, &w, &dy].map(|t| sliced(t.clone()));
+        same("sliced", m, forward_backward(&with(sw), sx, sdy));
+        let dense = with(w);
+        let [x4, dy4] = [(&x, k), (&dy, n)].map(|(t, cols)| t.clone().reshape([2, 3, 4, cols]));
+        same("rank 4", m, forward_backward(&dense, x4.clone(), dy4.clone()));
+        // Leading axes out of order have no single row stride.
+        same("permuted", m, forward_backward(&dense, swapped(x4, [0, 1]), swapped(dy4, [0, 1])));
+        let [x1, dy1] = [x, dy].map(|t| t.slice_dim(0, 0..1).squeeze_dim::<1>(0));
+        same("rank 1", 1, forward_backward(&dense, x1, dy1));
+        empty_batch(&dense, runtime);
     }
 }
 

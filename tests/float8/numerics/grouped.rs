@@ -6,24 +6,22 @@ use burn::backend::Autodiff;
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor};
+use burn_float8::backend::Float8Backend;
+use burn_float8::config::{CastConfig, Casts, Granularity, Operand};
+use burn_float8::report::Gemm;
 use burn_float8::{
-    Float8, Float8Config, Float8LinearConfig, Float8Stack, Float8State, GroupedLinear, Recipe,
-    backend::Float8Backend,
-    config::{CastConfig, Casts, Granularity, Operand},
-    float8_autocast, grouped_linear, report,
-    report::{Gemm, Role},
+    Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe, float8_autocast, grouped_linear, report,
 };
 use kernel_tests::{Element, Factor, products};
 use test_data::{panic_of, transpose};
 
 use crate::on_cpu_and_wgpu;
+use crate::support::linear::A;
 use crate::support::operand::{tensor, values};
 use crate::support::oracle::{Exact, assert_within, factor};
 use crate::support::runtime::Flex;
 use crate::support::{normal, spread, verify};
-
-type A<B> = Float8<Autodiff<B>>;
 
 /// Rows of each group; some rows are in no group.
 const SIZES: [usize; 5] = [40, 0, 130, 1, 0];
@@ -32,29 +30,25 @@ const G: usize = SIZES.len();
 const K: usize = 70;
 const N: usize = 50;
 
-fn ends_of(sizes: &[usize]) -> Vec<usize> {
-    let end = |end: &mut usize, size: &usize| {
-        *end += size;
-        Some(*end)
-    };
-    sizes.iter().scan(0, end).collect()
+/// End of each group of [`SIZES`].
+fn ends() -> [i32; G] {
+    [40, 40, 170, 171, 171]
 }
 
-fn ends() -> Vec<usize> {
-    ends_of(&SIZES)
+/// x, w and dy.
+fn inputs() -> [Vec<f32>; 3] {
+    [normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3)]
 }
 
-fn int_ends<B: Backend>(ends: &[usize]) -> Tensor<B, 1, Int> {
-    let ends: Vec<i32> = ends.iter().map(|&end| end as i32).collect();
-    let count = ends.len();
-    Tensor::from_data(TensorData::new(ends, [count]), &Default::default())
+fn int_ends<B: Backend>(ends: &[i32]) -> Tensor<B, 1, Int> {
+    Tensor::from_ints(ends, &Default::default())
 }
 
 /// y, dx and dw. y and dx must have the dtype of x and dy, and dw the weight's.
 fn ours<B: AutodiffBackend>(
     experts: &GroupedLinear<B>,
     [x, dy]: [&[f32]; 2],
-    ends: &[usize],
+    ends: &[i32],
     dtype: DType,
 ) -> [Vec<f32>; 3] {
     let (m, weight) = (x.len() / K, experts.weight.val());
@@ -80,7 +74,11 @@ fn experts<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32]) -> GroupedL
 /// A grouped linear by definition: each operand is cast as the matrix that its GEMM contracts.
 fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) -> [Exact; 3] {
     let (casts, groups, m) = (config.casts(), sizes.len(), x.len() / K);
-    let spans: Vec<_> = ends_of(sizes).iter().zip(sizes).map(|(end, size)| end - size..*end).collect();
+    let span = |g: usize| {
+        let start = sizes[..g].iter().sum();
+        start..start + sizes[g]
+    };
+    let spans: Vec<_> = (0..groups).map(span).collect();
     // The transpose of each matrix of w, one below the other.
     let w_t: Vec<f32> = w.chunks(K * N).flat_map(|w| transpose(w, [K, N])).collect();
     // Groups begin at multiples of 128, with zeros between, and are transposed.
@@ -126,15 +124,20 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
     // The largest values are in rows of no group.
     let grouped: usize = SIZES.iter().sum();
     x[grouped * K..].iter_mut().chain(&mut dy[grouped * N..]).for_each(|x| *x *= 8.0);
-    // Several sizes; all rows in one of many groups; fewer rows than groups, with a row in no
-    // group.
-    let cases: [(&[usize], usize); 3] = [(&SIZES, M), (&[0, 0, 0, 33, 0], 33), (&[0, 1, 0, 0, 1], 3)];
-    for (recipe, (sizes, m)) in Recipe::ALL.into_iter().flat_map(|recipe| cases.map(|case| (recipe, case))) {
+    let cases: [(usize, [usize; G], [i32; G]); 4] = [
+        (M, SIZES, ends()),
+        // All rows in one of many groups; fewer rows than groups, with a row in no group.
+        (33, [0, 0, 0, 33, 0], [0, 0, 0, 33, 33]),
+        (3, [0, 1, 0, 0, 1], [0, 1, 1, 1, 2]),
+        // Ends beyond the rows and ends below the previous one are clamped.
+        (M, [40, 0, 140, 0, 0], [40, 30, 500, 10, 10]),
+    ];
+    for (recipe, (m, sizes, ends)) in Recipe::ALL.into_iter().flat_map(|recipe| cases.map(|case| (recipe, case))) {
         let config = Float8LinearConfig::new(recipe);
         let experts = experts::<B>(&config, &w);
         let (x, dy) = (&x[..m * K], &dy[..m * N]);
-        let got = ours(&experts, [x, dy], &ends_of(sizes), DType::F32);
-        assert_within(&format!("{runtime} {recipe} {sizes:?}"), &got, &exact(&config, [x, &w, dy], sizes), [0.0; 3]);
+        let got = ours(&experts, [x, dy], &ends, DType::F32);
+        assert_within(&format!("{runtime} {recipe} {ends:?}"), &got, &exact(&config, [x, &w, dy], &sizes), [0.0; 3]);
         let report = report(&experts);
         verify(report.clone()).unwrap();
         let layer = &report.layers[0];
@@ -164,7 +167,7 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
         for (recipe, of_w) in recipes.into_iter().flat_map(|recipe| [(recipe, DType::F32), (recipe, dtype)]) {
             let config = Float8LinearConfig::new(recipe);
             let experts = Float8Config::from(config.clone()).apply(plain::<A<B>>(&w, of_w)).unwrap().0;
-            let got = ours(&experts, [&x, &dy], &ends_of(&sizes), dtype);
+            let got = ours(&experts, [&x, &dy], &[20, 20, 65, 66], dtype);
             // Every result is rounded to the dtype, except an f32 dw from FP8.
             let rounds_dw = of_w != DType::F32 || config.casts()[Operand::INPUT_T].is_disabled();
             let units = [unit, unit, if rounds_dw { unit } else { 0.0 }];
@@ -182,28 +185,18 @@ fn dtypes_may_differ() {
     on_cpu_and_wgpu!(dtypes_on);
 }
 
-/// No cast at all.
-fn off() -> Float8LinearConfig {
-    let off = CastConfig::disabled();
-    Float8LinearConfig::new(Recipe::Tensorwise).with_casts(Casts::new(off, off, off))
-}
-
-#[test]
-fn on_a_plain_backend_they_are_matmuls_of_the_groups() {
-    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
-    let got = ours(&plain::<Autodiff<Flex>>(&w, DType::F32), [&x, &dy], &ends(), DType::F32);
-    assert_within("plain", &got, &exact(&off(), [&x, &w, &dy], &SIZES), [0.0; 3]);
+fn forward(experts: &GroupedLinear<A<Flex>>) -> Tensor<A<Flex>, 2> {
+    experts.forward(tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad(), int_ends(&ends()))
 }
 
 /// Backward has the precision of its forward.
 #[test]
 fn a_forward_in_high_precision_has_such_a_backward() {
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Tensorwise), &normal(G * K * N, 2));
-    let forward = || experts.forward(tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad(), int_ends(&ends()));
     let calls = || report(&experts).layers[0].gemms().map(|(_, gemm)| [gemm.emulated, gemm.high_precision]);
-    float8_autocast(false, forward).sum().backward();
+    float8_autocast(false, || forward(&experts)).sum().backward();
     assert_eq!(calls(), [[0, 1]; 3]);
-    let y = forward();
+    let y = forward(&experts);
     float8_autocast(false, || y.sum().backward());
     assert_eq!(calls(), [[1, 1]; 3]);
 }
@@ -211,67 +204,48 @@ fn a_forward_in_high_precision_has_such_a_backward() {
 /// Backward passes through frozen ones, so their x and dy have a history.
 #[test]
 fn frozen_grouped_linears_learn_their_histories() {
-    let frozen = plain::<A<Flex>>(&normal(G * K * N, 2), DType::F32).no_grad();
-    let frozen = Float8Config::new(Recipe::Delayed).apply(frozen).unwrap().0;
-    let x = tensor::<A<Flex>, 2>(normal(M * K, 1), [M, K]).require_grad();
-    frozen.forward(x, int_ends(&ends())).powf_scalar(2.0).sum().backward();
+    let frozen = experts::<Flex>(&Float8LinearConfig::new(Recipe::Delayed), &normal(G * K * N, 2)).no_grad();
+    forward(&frozen).powf_scalar(2.0).sum().backward();
     let calls = report(&frozen).layers[0].gemms().map(|(_, gemm)| gemm.emulated);
     assert_eq!(calls, [1, 1, 0]);
     let state = &Float8State::export(&frozen).layers["linear"];
     assert!(state.input.is_some() && state.grad_output.is_some(), "{state:?}");
 }
 
-/// f64 has no FP8 cast: the GEMMs run in high precision, and the report gives the reason.
+/// On a plain backend they are matmuls of the groups. f64 has no FP8 cast: the GEMMs run in high
+/// precision, and the report gives the reason.
 #[test]
-fn dtypes_without_a_cast_run_in_high_precision() {
-    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
+fn without_casts_they_run_in_high_precision() {
+    let [x, w, dy] = inputs();
+    let off = CastConfig::disabled();
+    let off = Float8LinearConfig::new(Recipe::Tensorwise).with_casts(Casts::new(off, off, off));
+    let want = exact(&off, [&x, &w, &dy], &SIZES);
+    let plain = ours(&plain::<Autodiff<Flex>>(&w, DType::F32), [&x, &dy], &ends(), DType::F32);
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Tensorwise), &w);
-    let got = ours(&experts, [&x, &dy], &ends(), DType::F64);
-    assert_within("in f64", &got, &exact(&off(), [&x, &w, &dy], &SIZES), [0.0; 3]);
+    let in_f64 = ours(&experts, [&x, &dy], &ends(), DType::F64);
+    [plain, in_f64].iter().for_each(|got| assert_within("high precision", got, &want, [0.0; 3]));
     for (gemm, calls) in report(&experts).layers[0].gemms() {
-        assert_eq!((calls.emulated, calls.high_precision), (0, 1), "{gemm}");
-        assert_eq!(calls.reason.as_deref(), Some("dtype F64"), "{gemm}");
+        let got = (calls.emulated, calls.high_precision, calls.reason.as_deref());
+        assert_eq!(got, (0, 1, Some("dtype F64")), "{gemm}");
     }
 }
 
-/// A weight is cast once for each direction, over all accumulated micro-batches.
+/// A weight is cast once for each direction, over all accumulated micro-batches. Rows between the
+/// groups of wgrad's operands count as padding.
 #[test]
-fn weights_are_cast_once_a_step() {
-    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
+fn casts_and_padding_are_counted() {
+    let [x, w, dy] = inputs();
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &w);
     let run = || ours(&experts, [&x, &dy], &ends(), DType::F32);
     assert_eq!(run(), run());
-    let layer = A::<Flex>::layer(&experts.weight.val().into_primitive().tensor()).unwrap();
+    let layer = &report(&experts).layers[0];
     // x by rows and padded, w in both directions, dy by rows and padded.
-    assert_eq!(Role::ALL.map(|role| layer.casts(role)), [4, 2, 4]);
-}
-
-fn clamped_on<B: Float8Backend>(runtime: &str) {
-    let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
-    for recipe in [Recipe::Mxfp8, Recipe::RowwiseWithGwHp] {
-        let experts = experts::<B>(&Float8LinearConfig::new(recipe), &w);
-        let run = |ends: &[usize]| ours(&experts, [&x, &dy], ends, DType::F32);
-        assert_eq!(run(&[40, 30, 500, 10, 10]), run(&[40, 40, M, M, M]), "{runtime} {recipe}");
-    }
-}
-
-/// Ends beyond the rows and ends below the previous one are clamped, in y, dx and dw.
-#[test]
-fn ends_that_cannot_be() {
-    on_cpu_and_wgpu!(clamped_on);
-}
-
-/// Rows between the groups of wgrad's operands count as padding.
-#[test]
-fn padding_is_reported() {
-    let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &normal(G * K * N, 2));
-    ours(&experts, [&normal(M * K, 1), &normal(M * N, 3)], &ends(), DType::F32);
-    let padding = report(&experts).layers[0].gemms().map(|(_, gemm)| gemm.padding().unwrap());
+    assert_eq!(layer.casts, [4, 2, 4]);
     // 180 rows in five groups take up to 180 + 5 · 127, in whole blocks of 128: 768.
-    assert_eq!(padding[2], 768.0 / 180.0 - 1.0);
-    assert_eq!(padding[..2], [0.0; 2]);
+    assert_eq!(layer.gemms().map(|(_, gemm)| gemm.padding().unwrap()), [0.0, 0.0, 768.0 / 180.0 - 1.0]);
 }
 
+/// Nothing to multiply: all results are zero.
 fn no_rows_on<B: Float8Backend>(runtime: &str) {
     for recipe in [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Mxfp8] {
         let experts = experts::<B>(&Float8LinearConfig::new(recipe), &normal(G * K * N, 2));
@@ -281,15 +255,13 @@ fn no_rows_on<B: Float8Backend>(runtime: &str) {
         assert_eq!(y.dims(), [0, N], "{runtime} {recipe}");
         // Not every backend gives an empty gradient for a sum of no rows.
         assert!(runtime != "flex" || x.grad(&grads).unwrap().dims() == [0, K], "{recipe}");
-        let dw = values(experts.weight.grad(&grads).unwrap());
-        assert!(dw.len() == G * K * N && dw.iter().all(|&x| x == 0.0), "{runtime} {recipe}");
+        assert_eq!(values(experts.weight.grad(&grads).unwrap()), vec![0.0; G * K * N], "{runtime} {recipe}");
         // All rows are outside the groups.
-        let [y, dx, dw] = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G], DType::F32);
-        assert!(y.iter().chain(&dx).chain(&dw).all(|&x| x == 0.0), "{runtime} {recipe}");
+        let results = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G], DType::F32);
+        assert!(results.concat().iter().all(|&x| x == 0.0), "{runtime} {recipe}");
     }
 }
 
-/// Nothing to multiply: all results are zero.
 #[test]
 fn no_rows() {
     on_cpu_and_wgpu!(no_rows_on);

@@ -7,7 +7,8 @@ use burn_float8::{Float8, Float8Config, backend::Float8Backend};
 
 use super::operand::{tensor, values};
 
-type A<B> = Float8<Autodiff<B>>;
+/// The backend of a training program.
+pub type A<B> = Float8<Autodiff<B>>;
 
 /// A converted layer with these parameters, both tracked.
 pub fn layer<B: Float8Backend>(

@@ -1,44 +1,53 @@
 //! Statistics of sampled steps against the definition, and the fallback that they cause.
-use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
-use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::nn::{Initializer, Linear};
 use burn::tensor::Tensor;
+use burn_float8::backend::Float8Backend;
+use burn_float8::config::{FallbackTo, Format, Granularity, Operand};
+use burn_float8::report::{CastHealth, LayerReport, OperandHealth};
 use burn_float8::{
-    FallbackConfig, Float8, Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe, StatisticsConfig,
-    backend::Float8Backend,
-    config::{FallbackTo, Format, Granularity, Operand},
-    report,
-    report::{CastHealth, LayerReport},
+    FallbackConfig, Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe, StatisticsConfig, report,
 };
 use float8_kernels::reference;
 
 use crate::on_cpu_and_wgpu;
-use crate::support::linear::from_values;
+use crate::support::linear::{A, from_values};
 use crate::support::operand::tensor;
 use crate::support::runtime::Flex;
-use crate::support::{normal, oracle, updated};
-
-type A<B> = Float8<Autodiff<B>>;
+use crate::support::{self, normal, oracle, updated};
 
 const M: usize = 33;
 const K: usize = 140;
 const N: usize = 20;
 
 fn linear<B: Float8Backend>(config: Float8Config) -> Linear<A<B>> {
-    let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
-    config.apply(linear).unwrap().0
+    support::linear::layer::<B>(&config, tensor(normal(K * N, 4), [K, N]), None)
+}
+
+/// Forward and backward.
+fn run<B: Float8Backend>(xs: &[f32], forward: impl FnOnce(Tensor<A<B>, 2>) -> Tensor<A<B>, 2>) {
+    let x = tensor::<A<B>, 2>(xs.to_vec(), [M, K]).require_grad();
+    let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
+    (forward(x) * dy).sum().backward();
 }
 
 /// Forward and backward, then a new weight.
 fn step<B: Float8Backend>(linear: Linear<A<B>>, xs: &[f32]) -> Linear<A<B>> {
-    let x = tensor::<A<B>, 2>(xs.to_vec(), [M, K]).require_grad();
-    let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
-    (linear.forward(x) * dy).sum().backward();
+    run(xs, |x| linear.forward(x));
     updated(linear)
 }
 
 fn layer<B: Float8Backend>(linear: &Linear<A<B>>) -> LayerReport {
     report(linear).layers.remove(0)
+}
+
+/// Statistics of the last sampled x.
+fn health_of_x<B: Float8Backend>(linear: &Linear<A<B>>) -> OperandHealth {
+    layer(linear).fprop.operands[0].health.clone().expect("a step was sampled")
+}
+
+fn sampled(config: impl Into<Float8Config>) -> Float8Config {
+    config.into().with_statistics(StatisticsConfig::every(1))
 }
 
 /// Many binades, some zeros, and some values that flush to zero.
@@ -73,30 +82,22 @@ fn assert_near(ours: &CastHealth, want: &CastHealth, what: &str) {
 
 fn statistics_on<B: Float8Backend>(runtime: &str) {
     let xs = input();
+    let compare = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Mxfp8];
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
-        let compare = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Mxfp8];
         let statistics = StatisticsConfig::every(1).with_compare(compare);
         let linear = step(linear::<B>(Float8Config::new(recipe).with_statistics(statistics)), &xs);
-        let health = layer(&linear).fprop.operands[0]
-            .health
-            .clone()
-            .unwrap_or_else(|| panic!("{runtime} {recipe}: no statistics"));
+        let health = health_of_x(&linear);
         assert_eq!(health.step, 1);
-        let want = expected(&xs, [M, K], &Float8LinearConfig::new(recipe), None);
-        assert!(want.flushed > 0.01, "the input is to flush: {want:?}");
-        assert_near(&health.cast, &want, &format!("{runtime} {recipe}"));
+        assert!(health.cast.flushed > 0.01, "the input is to flush: {health:?}");
         assert_eq!(health.compare.iter().map(|(r, _)| *r).collect::<Vec<_>>(), compare);
-        for (other, cast) in &health.compare {
-            let want = expected(&xs, [M, K], &Float8LinearConfig::new(*other), None);
-            assert_near(cast, &want, &format!("{runtime} {recipe} compared with {other}"));
+        for (by, cast) in [(recipe, health.cast)].into_iter().chain(health.compare) {
+            let want = expected(&xs, [M, K], &Float8LinearConfig::new(by), None);
+            assert_near(&cast, &want, &format!("{runtime} {recipe} by {by}"));
         }
-        let report = layer(&linear);
-        for (gemm, calls) in report.gemms() {
-            for operand in &calls.operands {
-                assert!(operand.health.is_some(), "{runtime} {recipe} {gemm}: {operand:?}");
-            }
-        }
-        let text = burn_float8::report(&linear).to_string();
+        let report = report(&linear);
+        let mut operands = report.layers[0].gemms().into_iter().flat_map(|(_, calls)| &calls.operands);
+        assert!(operands.all(|operand| operand.health.is_some()), "{runtime} {recipe}: {report}");
+        let text = report.to_string();
         assert!(text.contains("SQNR dB") && text.contains("rowwise:"), "{text}");
     }
 }
@@ -110,16 +111,13 @@ fn statistics_equal_their_definition() {
 fn padding_on<B: Float8Backend>(runtime: &str) {
     let xs = input();
     for recipe in [Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
-        let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
+        let config = sampled(Float8Config::new(recipe));
         let dense = step(linear::<B>(config.clone()), &xs);
         let device = Default::default();
         let experts = GroupedLinear::<A<B>>::new(1, K, N, &Initializer::Zeros, &device);
         let experts = config.apply(experts).unwrap().0;
-        let x = tensor::<A<B>, 2>(xs.clone(), [M, K]).require_grad();
-        let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
-        (experts.forward(x, Tensor::from_ints([M as i32], &device)) * dy).sum().backward();
-        let weight = experts.weight.map(|w| (w + 1.0).detach().require_grad());
-        let experts = GroupedLinear { weight };
+        run(&xs, |x| experts.forward(x, Tensor::from_ints([M as i32], &device)));
+        let experts = updated(experts);
         let [want, ours] = [report(&dense), report(&experts)].map(|report| report.layers[0].wgrad.operands.clone());
         for (want, ours) in want.iter().zip(&ours) {
             let [want, ours] = [want, ours].map(|operand| operand.health.clone().expect("every step is sampled").cast);
@@ -136,16 +134,14 @@ fn padding_is_in_no_share() {
 
 fn saturation_on<B: Float8Backend>(runtime: &str) {
     let config = Float8LinearConfig::new(Recipe::Delayed);
-    let linear = linear::<B>(Float8Config::from(config.clone()).with_statistics(StatisticsConfig::every(1)));
     let first = normal(M * K, 1);
     let amax = first.iter().fold(0f32, |m, x| m.max(x.abs()));
     let second: Vec<_> = first.iter().map(|x| x * 1.5).collect();
-    let linear = step(step(linear, &first), &second);
-    let health = layer(&linear).fprop.operands[0].health.clone().unwrap();
-    let want = expected(&second, [M, K], &config, Some(amax));
+    let linear = step(step(linear::<B>(sampled(config.clone())), &first), &second);
+    let health = health_of_x(&linear);
     assert_eq!(health.step, 2);
-    assert!(want.saturated > 0.0, "{want:?}");
-    assert_near(&health.cast, &want, runtime);
+    assert!(health.cast.saturated > 0.0, "{health:?}");
+    assert_near(&health.cast, &expected(&second, [M, K], &config, Some(amax)), runtime);
 }
 
 #[test]
@@ -158,8 +154,7 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
     let xs = input();
     let amax = xs.iter().fold(0f32, |m, x| m.max(x.abs()));
     for recipe in Recipe::ALL {
-        let linear = step(linear::<B>(Float8Config::new(recipe)), &xs);
-        let report = layer(&linear);
+        let report = layer(&step(linear::<B>(Float8Config::new(recipe)), &xs));
         let config = Float8LinearConfig::new(recipe);
         let granularity = config.casts()[Operand::INPUT].scaling_granularity;
         let scale = reference::amax_to_scale(amax, Format::E4m3, config.scale_mode(granularity)).get();
@@ -192,7 +187,7 @@ fn statistics_are_sampled_every_n_steps() {
     let mut sampled = vec![];
     for i in 0..7 {
         linear = step(linear, &normal(M * K, i));
-        sampled.push(layer(&linear).fprop.operands[0].health.clone().unwrap().step);
+        sampled.push(health_of_x(&linear).step);
     }
     assert_eq!(sampled, [1, 1, 1, 4, 4, 4, 7]);
 }
@@ -200,8 +195,7 @@ fn statistics_are_sampled_every_n_steps() {
 /// A copy that another GEMM reads with another cast has its own amax and scale.
 #[test]
 fn each_gemm_reports_its_own_scale() {
-    let linear = step(linear::<Flex>(Float8Config::new(Recipe::RowwiseWithGwHp)), &input());
-    let report = layer(&linear);
+    let report = layer(&step(linear::<Flex>(Float8Config::new(Recipe::RowwiseWithGwHp)), &input()));
     // First rowwise, then tensorwise. Both scales are rounded down to powers of two.
     let scales = [report.fprop.operands[1].scale, report.dgrad.operands[1].scale].map(Option::unwrap);
     assert_eq!(scales[0], scales[1], "the largest element of both");
@@ -214,15 +208,12 @@ fn each_gemm_reports_its_own_scale() {
 #[test]
 fn evaluations_and_reports_decide_nothing() {
     let limits = FallbackConfig { max_flushed: Some(0.05), max_non_finite: Some(0), ..FallbackConfig::default() };
-    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(limits);
+    let config = sampled(Float8Config::tensorwise().with_fallback(limits));
     let well = normal(M * K, 1);
-    let mut linear = linear::<Flex>(config.clone());
-    for _ in 0..3 {
-        linear = step(linear, &well);
-        // Badly conditioned data, used only for evaluation.
-        linear.valid().forward(tensor(input(), [M, K]));
-        assert_eq!(layer(&linear).policy, "tensorwise");
-    }
+    let linear = step(linear::<Flex>(config.clone()), &well);
+    // Badly conditioned data, used only for evaluation.
+    linear.valid().forward(tensor(input(), [M, K]));
+    assert_eq!(layer(&linear).policy, "tensorwise");
     // That evaluation began the step, which training samples.
     let x = tensor::<A<Flex>, 2>(input(), [M, K]).require_grad();
     linear.forward(x.clone()).sum().backward();
@@ -244,9 +235,8 @@ fn evaluations_and_reports_decide_nothing() {
 #[test]
 fn layers_fall_back() {
     let limits = |to| FallbackConfig { max_flushed: Some(0.05), to, ..FallbackConfig::default() };
-    let config = |to| Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(limits(to));
-    let well = normal(M * K, 1);
-    let ill = input();
+    let config = |to| sampled(Float8Config::tensorwise().with_fallback(limits(to)));
+    let (well, ill) = (normal(M * K, 1), input());
     for (to, policy) in [(FallbackTo::HighPrecision, "high precision: fallback"), (FallbackTo::Rowwise, "rowwise")] {
         let linear = step(step(linear::<Flex>(config(to)), &well), &well);
         assert_eq!(layer(&linear).policy, "tensorwise");
@@ -254,33 +244,25 @@ fn layers_fall_back() {
         let linear = step(linear, &ill);
         // The step is over, even for a state that is saved now: a resumed run starts with the layer
         // moved.
+        let state = serde_json::to_string(&Float8State::export(&linear)).unwrap();
         let resumed = self::linear::<Flex>(config(to));
-        Float8State::export(&linear).restore(&resumed).unwrap();
-        assert!(layer(&resumed).policy.starts_with(policy), "{}", layer(&resumed).policy);
-        let moved = layer(&linear);
-        assert!(moved.policy.starts_with(policy), "{}", moved.policy);
-        let fallback = moved.fallback.clone().unwrap();
-        assert_eq!((fallback.step, fallback.to), (3, to));
-        assert!(fallback.reason.contains("input flushed to zero, limit 5%"), "{}", fallback.reason);
+        serde_json::from_str::<Float8State>(&state).unwrap().restore(&resumed).unwrap();
+        for moved in [layer(&resumed), layer(&linear)] {
+            assert!(moved.policy.starts_with(policy), "{}", moved.policy);
+            let fallback = moved.fallback.unwrap();
+            assert_eq!((fallback.step, fallback.to), (3, to));
+            assert!(fallback.reason.contains("input flushed to zero, limit 5%"), "{}", fallback.reason);
+        }
+        // A running model can be restored to the earlier policy.
+        before_fallback.restore(&resumed).unwrap();
+        assert_eq!((layer(&resumed).policy.as_str(), layer(&resumed).fallback), ("tensorwise", None));
 
         // The moved policy is in use, and survives another `apply`.
         let linear = config(to).apply(linear).unwrap().0;
         let before = layer(&linear).fprop;
-        let after = layer(&step(linear.clone(), &well)).fprop;
-        let expected = if to == FallbackTo::Rowwise { [1, 0] } else { [0, 1] };
+        let after = layer(&step(linear, &well)).fprop;
         let calls = [after.emulated - before.emulated, after.high_precision - before.high_precision];
-        assert_eq!(calls, expected, "{to:?}");
-
-        let state: Float8State =
-            serde_json::from_str(&serde_json::to_string(&Float8State::export(&linear)).unwrap()).unwrap();
-        let new = self::linear::<Flex>(config(to));
-        assert_eq!(layer(&new).policy, "tensorwise");
-        state.restore(&new).unwrap();
-        assert!(layer(&new).policy.starts_with(policy), "{}", layer(&new).policy);
-        assert_eq!(layer(&new).fallback, moved.fallback);
-        // A running model can be restored to the earlier policy.
-        before_fallback.restore(&new).unwrap();
-        assert_eq!((layer(&new).policy.as_str(), layer(&new).fallback), ("tensorwise", None));
+        assert_eq!(calls, if to == FallbackTo::Rowwise { [1, 0] } else { [0, 1] }, "{to:?}");
     }
 }
 
@@ -288,7 +270,7 @@ fn layers_fall_back() {
 #[test]
 fn rowwise_may_fall_back_too() {
     let fallback = FallbackConfig { min_sqnr_db: Some(60.0), to: FallbackTo::Rowwise, ..FallbackConfig::default() };
-    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(fallback);
+    let config = sampled(Float8Config::tensorwise().with_fallback(fallback));
     let x = normal(M * K, 1);
     let linear = step(step(linear::<Flex>(config), &x), &x);
     assert_eq!(layer(&linear).policy, "rowwise");
