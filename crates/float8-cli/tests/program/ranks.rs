@@ -226,6 +226,13 @@ fn what_ranks_have_saved_is_read() {
     // Ranks load their rows of it.
     let [one, two] = [1, 2].map(|ranks| runs.fine_tune("hf", [ranks, 2], &FOUR));
     assert_eq!((one.len(), one), (5, two));
+    // The scales of inputs in an FP8 folder are those of all micro-batches of the first step.
+    let ([_, folder], recipe) = (runs.saved("delayed"), "float8.recipe=delayed");
+    runs.train([1, 1], &["training.steps=2", recipe, &folder]);
+    let arguments = [runs.path("delayed"), "--format".into(), "fp8".into(), "--output".into(), runs.path("fp8")];
+    stdout(&float8(1, "export", &arguments));
+    let [one, two] = [1, 2].map(|ranks| runs.fine_tune("fp8", [ranks, 4], &[&FOUR[..], &[recipe]].concat()));
+    assert_eq!(one, two);
     let file = runs.path("two/step-000000002/optimizer-rank-00001-of-00002.safetensors");
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;

@@ -124,6 +124,16 @@ pub fn muon() {
     MuonConfig::new().init().step(1e-2, model, grads);
 }
 
+/// Without shards too, gradients of a divided linear are a rank's part.
+pub fn muon_on_parts() {
+    let plan = vec![("up".into(), TensorStyle::Colwise), ("down".into(), TensorStyle::Rowwise)];
+    let model = TensorParallel::apply(two(), &world(), &plan).unwrap().0;
+    let x = Tensor::<B, 2>::ones([16, 64], &Default::default());
+    let loss = model.down.forward(model.up.forward(x)).sum();
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    MuonConfig::new().init().step(1e-2, model, grads);
+}
+
 /// The embedding's table is also the weight of an output layer.
 pub fn matmul_with_a_shard() {
     let embedding = sharded_embedding();

@@ -75,12 +75,15 @@ pub const ALL: &[Case] = &[
     well("memory_of_a_rank", &[2, 4], traffic::memory_of_a_rank),
     well("models_that_differ_are_refused", &[2, 3], failures::models_that_differ),
     well("what_ranks_cannot_divide_is_refused", &[4], failures::what_ranks_cannot_divide),
-    alone("muon_is_refused", &[2], failures::muon, |ran| ran.fails_with(&["up: its weight is sharded", "Muon"])),
+    alone("muon_is_refused", &[2], failures::muon, |ran| ran.fails_with(&["up: ranks divide its weight", "Muon"])),
+    alone("muon_on_parts_is_refused", &[2], failures::muon_on_parts, |ran| {
+        ran.fails_with(&["up: ranks divide its weight", "Muon"])
+    }),
     alone("a_record_of_another_shape_is_refused", &[2], failures::record_of_another_shape, |ran| {
         ran.fails_with(&["linear: [48, 32] was loaded", "[64, 32] and the rows of each of 2 ranks [32, 32]"])
     }),
     alone("a_matmul_with_a_shard_is_refused", &[2], failures::matmul_with_a_shard, |ran| {
-        ran.fails_with(&["embedding: its weight is sharded", "float8_shard::full_tensor"])
+        ran.fails_with(&["embedding: ranks divide its weight", "float8_shard::full_tensor"])
     }),
     alone("the_full_tensor_of_a_transpose_is_refused", &[2], failures::full_tensor_of_a_transpose, |ran| {
         ran.fails_with(&["embedding: full_tensor is of a shard [32, 40]", "not of [40, 32]"])
