@@ -10,6 +10,8 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, report};
 use clap::Parser;
 use device_select::SelectedDevice;
+// Its code for the CPU and for wgpu is not compiled again.
+use float8_cli as _;
 use models::{Decoder, DecoderConfig, Decoders, RunConfig};
 use tempfile::TempDir;
 use test_data::Counting;
