@@ -125,12 +125,13 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     out: &mut dyn Write,
 ) -> Result<A::Trained<B>> {
     let (dtype, facts) = (stored::<B, _>(config, device), Facts::of(config, &weights)?);
-    let input_scales = input_scales(config, &weights)?;
+    let (input_scales, histories) = (input_scales(config, &weights)?, weights.histories.filter(|_| facts.is_fp8));
     let holds_codes = facts.is_fp8 && config.holds_codes();
     let weights = if holds_codes { weights.with_codes(&facts.float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
     let model = facts.apply::<B, _>(model, device, out)?;
     set_input_scales::<B, _>(&model, &input_scales)?;
+    histories.map_or(Ok(()), |histories| histories.restore::<B, _>(&model))?;
     if !holds_codes {
         return Ok(model);
     }
@@ -171,25 +172,19 @@ pub(super) fn stored<B: Backend, S>(config: &RunConfig<S>, device: &B::Device) -
 }
 
 /// FP8 configuration of a model, and facts of its files.
-struct Facts<'a> {
+struct Facts {
     is_fp8: bool,
     float8: Float8Config,
     notes: Vec<String>,
-    histories: Option<&'a Float8State>,
 }
 
-impl<'a> Facts<'a> {
+impl Facts {
     fn of<S: ModelSection<Config = C>, C: ModelConfig>(
         config: &RunConfig<S>,
-        weights: &Weights<'a, C>,
+        weights: &Weights<'_, C>,
     ) -> Result<Self> {
         let is_fp8 = config.training.precision == Precision::Fp8;
-        Ok(Self {
-            is_fp8,
-            float8: config.float8(weights.dims()),
-            notes: notes_on_files(config, weights)?,
-            histories: weights.histories,
-        })
+        Ok(Self { is_fp8, float8: config.float8(weights.dims()), notes: notes_on_files(config, weights)? })
     }
 
     /// Applies FP8 if the configuration enables it.
@@ -208,9 +203,6 @@ impl<'a> Facts<'a> {
         let (model, summary) = self.float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
         writeln!(out, "{summary}")?;
         self.notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
-        if let Some(histories) = self.histories {
-            histories.restore::<B, _>(&model)?;
-        }
         Ok(model)
     }
 }
