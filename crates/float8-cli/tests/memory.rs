@@ -10,7 +10,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, report};
 use clap::Parser;
 use device_select::SelectedDevice;
-// Its code for the CPU and for wgpu is not compiled again.
+// Has compiled the trainer for the CPU and for wgpu; so these tests need not.
 use float8_cli as _;
 use models::{Decoder, DecoderConfig, Decoders, RunConfig};
 use tempfile::TempDir;
@@ -195,7 +195,7 @@ fn parameters_of_adapters_on_codes_are_counted() {
 /// tensors more during loading. Weights are made one by one, so an export takes two tensors, and an
 /// import two more than the model.
 #[test]
-fn codes_alone_take_a_byte_for_each_parameter() {
+fn fp8_only_weights_take_a_byte_a_parameter() {
     let _alone = ALONE.lock();
     let dir = TempDir::new().unwrap();
     let [bf16, f32] = ["bf16", "f32"].map(|name| dir.path().join(name));
@@ -232,7 +232,7 @@ fn codes_alone_take_a_byte_for_each_parameter() {
 /// Uses CubeCL's count of allocated device memory.
 #[cfg(feature = "wgpu")]
 #[test]
-fn codes_alone_take_a_byte_for_each_parameter_on_wgpu() {
+fn fp8_only_weights_take_a_byte_a_parameter_on_wgpu() {
     type Train = Float8<Autodiff<burn::backend::Wgpu>>;
     if device_select::wgpu_adapters().unwrap().is_empty() {
         return test_data::skip(test_data::VULKAN);

@@ -2,7 +2,7 @@
 """Makes the reference vectors of tests/suite/exports.rs: transformers' logits of the models that the test exports.
 
     pip install torch==2.15.0 transformers==5.23.0
-    FLOAT8_EXPORT_VECTORS=DIR cargo test -p llama3 --test suite exports::transformers
+    FLOAT8_EXPORT_VECTORS=DIR cargo test -p trainer --test suite exports::transformers
     python3 export_vectors.py DIR
 
 DIR then holds each model in f32 and in bf16. transformers must find every tensor, and no other, and the bf16 weights must be

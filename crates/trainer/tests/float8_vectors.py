@@ -2,7 +2,7 @@
 """Reads the FP8 folders that tests/suite/float8_python.rs exports, as others read them, and makes its reference vectors.
 
     pip install torch==2.15.0 transformers==5.24.0 compressed-tensors==0.20.0 accelerate==1.15.0
-    FLOAT8_EXPORT_VECTORS=DIR cargo test -p llama3 --test suite float8_python
+    FLOAT8_EXPORT_VECTORS=DIR cargo test -p trainer --test suite float8_python
     python3 float8_vectors.py DIR
 
 DIR then holds a folder for each recipe. Of each, compressed-tensors' dequantizer, with the scheme that the folder's config.json says,

@@ -54,7 +54,7 @@ fn lora<B: Float8Backend, M: Module<A<B>>>(model: &M) -> Lora<A<B>> {
     lora
 }
 
-/// x·A·B, by its scale.
+/// x·A·B times its scale.
 fn update<B: Backend>(lora: &Lora<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
     x.matmul(lora.adapters[0].a.val()).matmul(lora.adapters[0].b.val()) * 2.0
 }

@@ -1,4 +1,4 @@
-//! Evaluations of the model, of an average or of a target network between forward and backward
+//! Evaluations of the model, of other weights or of a target network between forward and backward
 //! change nothing. Losses, amax histories and samples equal a run without them, bit for bit.
 use burn::module::{AutodiffModule, Module};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
@@ -61,12 +61,12 @@ type Evaluate = fn(&Block<B>, &Block<B>, u64);
 fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Place)>) -> Run {
     let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
     let mut model: Block<B> = applied(&config, Block::new());
-    let mut average = model.clone().no_grad();
+    let mut others = model.clone().no_grad();
     let mut optimizer = AdamWConfig::new().init::<B, Block<B>>();
     let mut run = Run::default();
-    let evaluate_at = |place, model: &Block<B>, average: &Block<B>, seed| {
+    let evaluate_at = |place, model: &Block<B>, others: &Block<B>, seed| {
         if let Some((evaluate, _)) = evaluation.filter(|(_, at)| *at == place) {
-            evaluate(model, average, seed);
+            evaluate(model, others, seed);
         }
     };
     for step in 0..STEPS {
@@ -76,22 +76,22 @@ fn run(recipe: Recipe, begins_manually: bool, evaluation: Option<(Evaluate, Plac
         let mut accumulator = GradientsAccumulator::new();
         for micro_batch in 0..2 {
             let seed = 2 * step + micro_batch;
-            evaluate_at(Place::BeforeForward, &model, &average, seed);
+            evaluate_at(Place::BeforeForward, &model, &others, seed);
             let loss = mean_square(model.forward(x(seed)));
             run.losses.extend(bits(loss.clone()));
-            evaluate_at(Place::BeforeBackward, &model, &average, seed);
+            evaluate_at(Place::BeforeBackward, &model, &others, seed);
             let grads = std::thread::scope(|scope| {
-                scope.spawn(|| evaluate_at(Place::OnAnotherThread, &model, &average, seed)).join().expect("no panic");
-                scope.spawn(|| evaluate_at(Place::DuringBackward, &model, &average, seed));
+                scope.spawn(|| evaluate_at(Place::OnAnotherThread, &model, &others, seed)).join().expect("no panic");
+                scope.spawn(|| evaluate_at(Place::DuringBackward, &model, &others, seed));
                 loss.backward()
             });
             accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
         }
-        evaluate_at(Place::BeforeStep, &model, &average, step);
+        evaluate_at(Place::BeforeStep, &model, &others, step);
         run.samples.extend(own_report(&model).layers.iter().map(samples));
         model = optimizer.step(1e-2, model, accumulator.grads());
-        average = updated(average).no_grad();
-        evaluate_at(Place::AfterStep, &model, &average, step);
+        others = updated(others).no_grad();
+        evaluate_at(Place::AfterStep, &model, &others, step);
     }
     run.state = Float8State::export(&model);
     run.backward_calls = own_report(&model).layers.iter().map(|l| [float8_calls(l)[1], float8_calls(l)[2]]).collect();
@@ -106,7 +106,7 @@ fn other<A: Backend>(seed: u64) -> Tensor<A, 3> {
 const VALID: Evaluate = |model, _, seed| drop(model.valid().forward(other::<F8>(seed)));
 /// Its forward looks like a training forward until backward skips it.
 const GRAPH: Evaluate = |model, _, seed| drop(model.forward(other::<B>(seed)).detach());
-const AVERAGE: Evaluate = |_, average, seed| drop(average.valid().forward(other::<F8>(seed)));
+const OTHERS: Evaluate = |_, others, seed| drop(others.valid().forward(other::<F8>(seed)));
 /// Untracked, in the same forward pass.
 const TARGET: Evaluate = |_, target, seed| drop(target.forward(other::<B>(seed)).detach());
 
@@ -138,7 +138,7 @@ const EVALUATIONS: [(&str, Evaluate, Place); 14] = [
         },
         Place::BeforeBackward,
     ),
-    ("average", AVERAGE, Place::BeforeBackward),
+    ("others", OTHERS, Place::BeforeBackward),
     ("target network", TARGET, Place::BeforeBackward),
     ("target network", TARGET, Place::OnAnotherThread),
     (
@@ -167,7 +167,7 @@ fn evaluations_leave_no_trace() {
 fn evaluating_leaves_no_trace_where_steps_begin_manually() {
     let without = run(Recipe::Delayed, true, None);
     for (evaluate, place) in
-        [VALID, AVERAGE].into_iter().flat_map(|e| [(e, Place::BeforeBackward), (e, Place::AfterStep)])
+        [VALID, OTHERS].into_iter().flat_map(|e| [(e, Place::BeforeBackward), (e, Place::AfterStep)])
     {
         assert_eq!(run(Recipe::Delayed, true, Some((evaluate, place))), without, "{place:?}");
     }

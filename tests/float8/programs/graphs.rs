@@ -74,6 +74,36 @@ fn a_recurrence() {
     }
 }
 
+/// Other readers of a weight add to its gradient and do not change the linear's.
+#[test]
+fn a_penalty_on_a_weight() {
+    /// x is computed, so backward reaches the linear before a penalty on the weight.
+    fn loss(l: &Linear<B>) -> Tensor<B, 1> {
+        (l.forward(x::<B>(1).require_grad() * 1.0) * tensor::<B, 2>([6, D], 2)).sum()
+    }
+    fn of_the_weight(l: &Linear<B>) -> Tensor<B, 1> {
+        (l.weight.val() * l.weight.val()).sum()
+    }
+    fn of_a_product(l: &Linear<B>) -> Tensor<B, 1> {
+        let w = l.weight.val() * 1.0;
+        (w.clone() * w).sum()
+    }
+    for recipe in Recipe::ALL {
+        let new = || -> Linear<B> { applied(&Float8Config::new(recipe).with_strict(true), square()) };
+        let l = new();
+        let gradient = |loss: Tensor<B, 1>| dw(&l, &loss.backward());
+        let w: Tensor<F8, 2> = constant(l.weight.val());
+        let alone = gradient(loss(&l));
+        // In the order in which gradients reach the weight.
+        let expected = bits(w.clone() + (w.clone() + alone.clone()));
+        assert_eq!(bits(gradient(loss(&l) + of_the_weight(&l))), expected, "{recipe}");
+        assert_eq!(bits(gradient(of_the_weight(&l) + loss(&l))), expected, "{recipe}");
+        let expected = bits(alone + (w.clone() + w));
+        assert_eq!(bits(gradient(loss(&l) + of_a_product(&l))), expected, "{recipe}");
+        assert_eq!(bits(gradient(of_a_product(&l) + loss(&l))), expected, "{recipe}");
+    }
+}
+
 /// Losses, state and report of a training run. k is skipped in two steps, as with stochastic depth,
 /// and resumes with larger activations.
 fn trained<C: CheckpointStrategy>(recipe: Recipe) -> (Vec<u32>, Float8State, Vec<LayerReport>) {

@@ -147,7 +147,7 @@ fn wrong_operands_of_a_grouped_gemm_are_noticed() {
     for (sms, fault) in [(60, DROPPED_STAGE), (61, no_rows_in_the_first)] {
         let Some((_running, device)) = device(sms, &[("gemm_hopper", fault)]) else { return };
         let (got, report) = experts::<Offline>(Recipe::Rowwise, &device);
-        assert_near(&got, &want, &format!("{fault:?}"), 1e-5);
+        assert_near(&got, &want, &format!("{fault:?}"), [1e-5; 4]);
         assert_eq!(paths(&report)[0], NEXT_PATH, "{fault:?}");
         let mut failures = report.self_check.failures.iter();
         let is_grouped = failures.any(|failure| failure.path == "wgmma" && failure.call.contains("groups of Rows"));
@@ -309,7 +309,7 @@ fn a_wrong_kernel_leaves_high_precision_to_burn() {
         // In the second step the fault is known.
         let [first, _] = [(); 2].map(|()| {
             let (got, report) = step_in_bf16::<Offline>(recipe, &device);
-            assert_near(&got, &want, path, 1e-2);
+            assert_near(&got, &want, path, [1e-2; 4]);
             report
         });
         assert_eq!(paths(&first), ["wgmma", path]);

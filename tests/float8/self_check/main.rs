@@ -73,22 +73,24 @@ fn assert_right<B: Float8Backend>(recipe: Recipe, layer: &Linear<A<B>>, device: 
     let want = step::<Flex>(&self::layer::<Flex>(&Float8Config::new(recipe), &cpu).expect("a CPU computes"), &cpu);
     let is_float8 = recipe.casts().without(Gemm::Wgrad) != recipe.casts();
     let got = step::<B>(layer, device);
-    assert_near(&got, &want, &format!("{recipe}"), if is_float8 { 1e-5 } else { TF32 });
+    let of_dw = if is_float8 { 1e-5 } else { TF32 };
+    assert_near(&got, &want, &format!("{recipe}"), [1e-5, 1e-5, of_dw, of_dw]);
 }
 
 /// Checks that a step runs in high precision, since no kernel is left.
 fn assert_high_precision<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) {
     let cpu = Default::default();
     let want = float8_autocast(false, || step::<Flex>(&plain::<Flex>(&cpu), &cpu));
-    assert_near(&step::<B>(layer, device), &want, "high precision", TF32);
+    assert_near(&step::<B>(layer, device), &want, "high precision", [TF32; 4]);
     for (gemm, calls) in report(layer).layers[0].gemms() {
         let reason = calls.unrequested.as_deref();
         assert_eq!(reason, Some("no kernel of the device is left: self-checks failed"), "{gemm}");
     }
 }
 
-fn assert_near(got: &[Vec<f32>], want: &[Vec<f32>], case: &str, bound: f64) {
-    for ((what, got), want) in ["y", "dx", "dw", "db"].iter().zip(got).zip(want) {
+fn assert_near(got: &[Vec<f32>], want: &[Vec<f32>], case: &str, bounds: [f64; 4]) {
+    assert_eq!(got.len(), want.len(), "{case}");
+    for (((what, got), want), bound) in ["y", "dx", "dw", "db"].iter().zip(got).zip(want).zip(bounds) {
         let error = relative_error(got, want);
         assert!(error < bound, "{what} in {case}: {error:e}");
     }

@@ -216,14 +216,15 @@ fn linears_without_backward_have_histories() {
     assert_eq!(inputs(&model, "head").len(), 3);
 }
 
-/// A weight that is cast in forward is still the same parameter. A weight that is computed otherwise
+/// A weight that is cast or scaled in forward is still the same parameter. A weight that is computed otherwise
 /// begins a step in each pass, unless the program does.
 #[test]
 fn weights_may_be_computed_in_forward() {
     type W = Tensor<A<Flex>, 2>;
     let cast: fn(W) -> W = |w| w.cast(DType::F64).cast(DType::F32);
+    let scaled: fn(W) -> W = |w| w * 0.5;
     let merged: fn(W) -> W = |w| w.clone() + Tensor::zeros_like(&w);
-    for (weight, is_manual, want) in [(cast, false, 3), (merged, false, 12), (merged, true, 3)] {
+    for (weight, is_manual, want) in [(cast, false, 3), (scaled, false, 3), (merged, false, 12), (merged, true, 3)] {
         let config = config(4, AmaxComputeAlgo::Max, 0).into();
         let mut linear = layer::<Flex>(&config, tensor(normal(K * N, 1), [K, N]), None);
         for step in 0..3 {

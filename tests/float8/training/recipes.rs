@@ -1,8 +1,16 @@
 //! Guarantees of recipes: SQNR of a linear, and settings that change memory or speed but no
 //! result.
+use burn::backend::Autodiff;
+use burn::nn::LayerNormConfig;
+use burn::tensor::activation::softmax;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
+use burn_float8::backend::Float8Backend;
 use burn_float8::config::{CastConfig, Casts};
 use burn_float8::{Float8Config, Float8LinearConfig, Recipe, report, report::Role};
 
+use crate::on_cpu_and_wgpu;
 use crate::support::linear::{A, forward_backward, layer};
 use crate::support::model::{D, Model};
 use crate::support::operand::{tensor, values};
@@ -60,4 +68,26 @@ fn weights_can_be_cast_again_in_backward() {
         // Recomputed: once in forward, and in backward where there is a dgrad.
         assert_eq!((once, again), ([1; 3], [1, 1, 2]), "{recipe}");
     }
+}
+
+/// Operations other than linears run on the inner backend, bit for bit, and enter no counter.
+fn untouched_on<B: Float8Backend>(runtime: &str) {
+    fn run<B: AutodiffBackend>() -> Vec<Vec<f32>> {
+        let q = tensor::<B, 3>(normal(2 * 6 * 8, 1), [2, 6, 8]).require_grad();
+        let k = tensor::<B, 3>(normal(2 * 6 * 8, 2), [2, 6, 8]);
+        let scores = softmax(q.clone().matmul(k.clone().swap_dims(1, 2)) / 8f32.sqrt(), 2);
+        let attention = scores.matmul(k.clone());
+        let image = tensor::<B, 4>(normal(2 * 3 * 5 * 5, 3), [2, 3, 5, 5]);
+        let kernel = tensor::<B, 4>(normal(4 * 3 * 3 * 3, 4), [4, 3, 3, 3]);
+        let conv = conv2d(image, kernel, None, ConvOptions::new([1, 1], [1, 1], [1, 1], 1));
+        let norm = LayerNormConfig::new(8).init::<B>(&Default::default()).forward(attention.clone());
+        let grads = norm.clone().powf_scalar(2.0).sum().backward();
+        vec![values(attention), values(conv), values(norm), values(q.grad(&grads).unwrap())]
+    }
+    assert_eq!(run::<A<B>>(), run::<Autodiff<B>>(), "{runtime}");
+}
+
+#[test]
+fn what_is_no_linear_is_untouched() {
+    on_cpu_and_wgpu!(untouched_on);
 }

@@ -226,7 +226,7 @@ fn what_ranks_have_saved_is_read() {
     // Ranks load their rows of it.
     let [one, two] = [1, 2].map(|ranks| runs.fine_tune("hf", [ranks, 2], &FOUR));
     assert_eq!((one.len(), one), (5, two));
-    // The scales of inputs in an FP8 folder are those of all micro-batches of the first step.
+    // The input scales of an FP8 folder serve all micro-batches of the first step.
     let ([_, folder], recipe) = (runs.saved("delayed"), "float8.recipe=delayed");
     runs.train([1, 1], &["training.steps=2", recipe, &folder]);
     let arguments = [runs.path("delayed"), "--format".into(), "fp8".into(), "--output".into(), runs.path("fp8")];

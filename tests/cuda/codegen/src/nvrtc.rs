@@ -38,7 +38,7 @@ struct Loaded {
 /// Maximum number of libraries; there is at most one per core.
 const MOST_LIBRARIES: usize = 4;
 
-/// Headers that CubeCL includes with TMA. NVRTC needs over a second to read them, a tenth of that if they are precompiled.
+/// Headers that CubeCL includes with TMA. NVRTC reads them in over a second, or precompiled in a tenth.
 const SLOW_HEADERS: [&str; 3] = ["cooperative_groups.h", "cooperative_groups/memcpy_async.h", "cuda/barrier"];
 
 /// Removes those headers from `source` if it does not use them. Only the line numbers change.

@@ -110,6 +110,25 @@ fn scales_of_nothing() {
     }
 }
 
+#[test]
+fn dimensions_and_names() {
+    let both = Orientation::Both;
+    let cases = [
+        (Granularity::Tensor, [1, 1], 1, "tensorwise"),
+        (Granularity::Row, [130, 1], 130, "rowwise"),
+        (Granularity::Block1x128, [130, 3], 6, "1x128"),
+        (Granularity::Block128x128, [2, 3], 6, "128x128"),
+        (Granularity::Block1x32, [130, 9], 6, "1x32"),
+    ];
+    for (granularity, dims, amax_len, name) in cases {
+        assert_eq!(granularity.scale_dims(130, 257), dims);
+        assert_eq!(granularity.amax_len(130, 257, both), amax_len);
+        assert_eq!(granularity.to_string(), name);
+    }
+    assert_eq!(Granularity::Row.amax_len(130, 257, Orientation::Rows), 130);
+    assert_eq!(Granularity::Row.amax_len(130, 257, Orientation::Cols), 257);
+}
+
 /// NaN wins over infinity. No elements, and zeros of any sign, have amax 0.
 #[test]
 fn amax_of_anything() {

@@ -32,7 +32,7 @@ fn reference_scale_is_the_formula(#[case] format: Format) {
     }
 }
 
-/// The scales of `Ceil` and `Rceil` saturate no element.
+/// The scales of `Ceil` and `Rceil` saturate no element beyond a rounding.
 #[rstest]
 #[case(Format::E4m3)]
 #[case(Format::E5m2)]

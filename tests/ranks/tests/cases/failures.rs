@@ -5,7 +5,6 @@ use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_float8::config::DelayedScaling;
-
 use burn_float8::{ApplyError, Float8Config, Float8LinearConfig, GroupedLinear, Recipe, StatisticsConfig};
 use float8_shard::{ShardConfig, ShardError, Sharded, TensorParallel, TensorStyle, full_tensor};
 use ranks::{B, Net, VOCABULARY, decoder, mixture, model};
