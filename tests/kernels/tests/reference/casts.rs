@@ -1,7 +1,7 @@
 //! Casts: each code by search, each scale from all elements of its group, and the effect of
 //! non-finite values.
 
-use float8_kernels::{Cast, Format, Granularity, ScaleCalculationMode, ScaleMode, reference};
+use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleCalculationMode, ScaleMode, reference};
 use kernel_tests::casts;
 use test_data::{Random, same, transpose};
 
