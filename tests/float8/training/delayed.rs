@@ -216,8 +216,8 @@ fn linears_without_backward_have_histories() {
     assert_eq!(inputs(&model, "head").len(), 3);
 }
 
-/// A weight that is cast or scaled in forward is still the same parameter. A weight that is computed otherwise
-/// begins a step in each pass, unless the program does.
+/// A weight that is cast or scaled in forward is still the same parameter. A weight that is computed
+/// otherwise begins a step in each pass, unless the program does.
 #[test]
 fn weights_may_be_computed_in_forward() {
     type W = Tensor<A<Flex>, 2>;

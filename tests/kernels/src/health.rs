@@ -106,7 +106,7 @@ fn compare(got: &Health, want: &Health) -> Result<f64, Failure> {
     };
     let signal = share(got.signal, want.signal, tiny);
     let noise = share(got.noise, want.noise, 1e-12 * want.signal + tiny);
-    // A NaN fails them too, but for sums that overflow.
+    // A NaN fails them too, except beside a sum that overflows.
     if counts(got) == counts(want) && signal <= 1.0 && noise <= 1.0 {
         Ok(signal.max(noise))
     } else {

@@ -35,8 +35,8 @@ pub struct Run<M> {
 }
 
 /// Gradients of a first step are one rank's to 1e-5 of a parameter's norm, or to `of_codes` in FP8. So are
-/// losses: the first to 1e-5, and later ones to 1e-6, in FP8 to 1e-3. Sums in another order move codes to their
-/// neighbours. One rank's losses differ by up to 5e-4 with its sequences in another order.
+/// losses: the first to 1e-5, later ones to 1e-6, or in FP8 to 1e-3. Sums in another order move codes to
+/// their neighbours. One rank's losses differ by up to 5e-4 with its sequences in another order.
 pub fn train_as_one_rank<M: Model>(runs: &[Run<M>], batches: Batches, of_codes: f64) {
     let one = in_turns(runs.len(), |i| {
         let mut one = Training::new((runs[i].build)(runs[i].recipe), batches);
