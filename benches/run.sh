@@ -119,7 +119,7 @@ check() {
 bench() {
     local name=$1 own=$2 headers=$3 size=${small:-$4}
     shift 4
-    if [ "$tiny$part" = yesfirst ] && [ "$name" != full ]; then return; fi
+    if [ "$tiny" = yes ] && [ "$part" = first ] && [ "$name" != full ]; then return; fi
     # Of a worker that was killed.
     [ "$plan" = yes ] || find "$cache" -name '*.lock' -delete
     on "$headers" "$gpu" --device "$device" bench --limit-seconds LEFT --json "$results/$name.json" --size "$size" \

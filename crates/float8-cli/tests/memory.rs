@@ -10,7 +10,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, report};
 use clap::Parser;
 use device_select::SelectedDevice;
-// Has compiled the trainer for the CPU and for wgpu; so these tests need not.
+// Links its compiled trainers for the CPU and wgpu, which this file would compile again.
 use float8_cli as _;
 use models::{Decoder, DecoderConfig, Decoders, RunConfig};
 use tempfile::TempDir;

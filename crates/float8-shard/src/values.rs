@@ -178,6 +178,8 @@ pub(crate) fn tensor_of<B: Float8Backend>(
 
 /// max |x| over all elements, `[1]` in f32; NaN if x has one.
 pub(crate) fn tensor_amax<B: Float8Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    // One reduction would be one loop over all elements: slow on a GPU, and Mesa's software Vulkan ends
+    // a loop after 65,535 iterations.
     let amaxes = column_amaxes::<B>(matrix::<B>(x));
     let n = amaxes.shape()[0];
     column_amaxes::<B>(B::float_reshape(amaxes, Shape::from(vec![n, 1])))

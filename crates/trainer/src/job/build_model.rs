@@ -131,7 +131,9 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
     let model = facts.apply::<B, _>(model, device, out)?;
     set_input_scales::<B, _>(&model, &input_scales)?;
-    histories.map_or(Ok(()), |histories| histories.restore::<B, _>(&model))?;
+    if let Some(histories) = histories {
+        histories.restore::<B, _>(&model)?;
+    }
     if !holds_codes {
         return Ok(model);
     }

@@ -109,8 +109,10 @@ impl GroupsCase {
             let (start, end) = (spans[last].start, spans[first].end);
             // Operand, row and column.
             let places = match self.grouping {
-                Grouping::Rows => [[0, start, k / 2], [0, m - 1, 0], [1, first * n + n - 1, k - 1], [1, of_empty, 0]],
-                Grouping::Contraction => [[0, m - 1, end - 1], [0, 0, k - 1], [1, n / 2, start], [1, n / 2, start]],
+                Grouping::Rows => {
+                    vec![[0, start, k / 2], [0, m - 1, 0], [1, first * n + n - 1, k - 1], [1, of_empty, 0]]
+                }
+                Grouping::Contraction => vec![[0, m - 1, end - 1], [0, 0, k - 1], [1, n / 2, start]],
             };
             for [side, row, col] in places {
                 if let Some(code) = gemm.codes.special(gemm.formats[side]) {

@@ -36,8 +36,9 @@ pub fn bytes_on_the_wire() {
             let operands = linears
                 .iter()
                 .flat_map(|[rows, n]| [gather_of(recipe, [*n, *rows], false), gather_of(recipe, [*rows, *n], true)]);
-            let expected = operands.chain([gather(table, 0)]).fold([0; 2], |sum, one| [0, 1].map(|i| sum[i] + one[i]));
-            assert_eq!(found(Operation::AllGather), expected.map(|n| n * gathers), "{recipe} {reshard:?}");
+            let of_all: Vec<_> = operands.chain([gather(table, 0)]).collect();
+            let expected = [0, 1].map(|i| gathers * of_all.iter().map(|one| one[i]).sum::<u64>());
+            assert_eq!(found(Operation::AllGather), expected, "{recipe} {reshard:?}");
             // Each weight's gradient of each micro-batch.
             let divided = 2 * ranks * (linears.iter().map(|[rows, n]| 4 * rows * n).sum::<usize>() + table);
             assert_eq!(found(Operation::ReduceScatterSum), [8, divided as u64], "{recipe}");
